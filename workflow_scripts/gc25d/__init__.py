@@ -1,0 +1,1 @@
+"""gc25d: from game captures to a trained, verified, evaluated video world model."""

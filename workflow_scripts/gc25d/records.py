@@ -1,0 +1,174 @@
+"""Small files written whole or not at all: atomic JSON, JSONL and CSV, digests, locks.
+
+Imports no torch: rules use it at parse time.
+"""
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
+
+from gc25d.errors import UserError
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; fsync and rename it into place on success.
+
+    On an exception the temporary file is removed and `path` stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        _fsync(temporary)
+        temporary.replace(path)
+        _fsync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` atomically (UTF-8)."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def to_json(value: Any, *, indent: int | None = 2) -> str:
+    """Strict JSON (NaN and infinities are errors), keys in the order given."""
+    return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write strict JSON atomically."""
+    write_text(path, to_json(value) + "\n")
+
+
+def write_json_if_changed(path: Path, value: Any) -> None:
+    """Write only when the content differs, so that an untouched file triggers no job."""
+    text = to_json(value) + "\n"
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
+
+
+def read_json(path: Path) -> Any:
+    """Read strict JSON.
+
+    Raises:
+        UserError: the file is missing, cut, not JSON, or holds NaN or an infinity.
+    """
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON number")
+
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    except FileNotFoundError:
+        raise UserError(f"{path}: not found") from None
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path}: not readable as JSON ({error}): restore or rebuild it") from None
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write one strict JSON object a line, atomically."""
+    write_text(path, "".join(to_json(row, indent=None) + "\n" for row in rows))
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSONL file.
+
+    Raises:
+        UserError: a line is not JSON; names the line.
+    """
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{path}, line {number}: not JSON ({error})") from None
+
+
+def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
+    """Append one object in a single write."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(to_json(row, indent=None) + "\n")
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """A CSV with `header` and the rows' values in its order."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, header, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV; none when the file is missing."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def digest_bytes(data: bytes) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file's content in hex, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_json(value: Any) -> str:
+    """SHA-256 of a value's canonical JSON (sorted keys)."""
+    return digest_bytes(
+        json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    )
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait_s: float, held: str) -> Iterator[None]:
+    """Hold the lock file `path`; the kernel drops the lock with the process that held it.
+
+    Raises:
+        UserError: another process kept it for `wait_s` seconds; the message starts with `held`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=wait_s)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"{held} (lock {path}): wait for it to end, or stop it") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def open_text_append(path: Path) -> IO[str]:
+    """Open a log for appending, line-buffered."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a", buffering=1, encoding="utf-8")

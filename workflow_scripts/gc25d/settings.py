@@ -1,0 +1,303 @@
+"""The typed settings tree: the only validator of `config/*.yaml`. Imports no torch.
+
+Every field says what it is, its unit and its default. A field marked `FREE` never alters a result
+(workers, logging, paths, hardware): it may change under a run. All others bind the run.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
+
+FREE: JsonDict = {"free": True}
+
+
+class Section(BaseModel):
+    """A part of the tree: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
+Natural = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Geometry(Section):
+    """Size of a clip. Latents are [48, 1 + (frames − 1)/4, height/16, width/16]."""
+
+    frames: Positive = 17
+    """Frames of a clip, 4n + 1."""
+    height: Positive = 96
+    """Pixels, a multiple of 32."""
+    width: Positive = 160
+    """Pixels, a multiple of 32."""
+
+    @model_validator(mode="after")
+    def _legal(self) -> Self:
+        for side in ("height", "width"):
+            value = getattr(self, side)
+            if value % 32:
+                below, above = value // 32 * 32, (value // 32 + 1) * 32
+                legal = f"{below} or {above}" if below else f"{above}"
+                raise ValueError(f"{side} is {value}, expected a multiple of 32: use {legal}")
+        if self.frames % 4 != 1:
+            below = (self.frames - 1) // 4 * 4 + 1
+            raise ValueError(
+                f"frames is {self.frames}, expected 4n + 1: use {below} or {below + 4}"
+            )
+        return self
+
+
+class Capture(Section):
+    """What plays the game. `external` captures are only pointed at by `raw_root`."""
+
+    source: Literal["vizdoom", "external"] = "vizdoom"
+    """`vizdoom` plays scripted, seeded games; `external` finds finished runs below `raw_root`."""
+    scenes: dict[str, Positive] = {
+        "deadly_corridor": 4,
+        "defend_the_center": 4,
+        "health_gathering": 4,
+    }
+    """Runs to play of each scene (a ViZDoom scenario)."""
+    clips_per_run: Positive = 6
+    """Clips cut from a run, one after another."""
+    height: Positive = 240
+    """Pixels of a captured frame."""
+    width: Positive = 320
+    """Pixels of a captured frame."""
+    tics_per_frame: Positive = 2
+    """Game tics (1/35 s) between two frames."""
+    seed: Natural = 0
+    """Seeds the game and the scripted player."""
+
+
+class Text(Section):
+    """What turns a prompt into an embedding of shape [length, dim]."""
+
+    encoder: Literal["bytes", "umt5"] = "bytes"
+    """`bytes` is a small seeded encoder over bytes; `umt5` loads UMT5-XXL from `dir`."""
+    dir: str = ""
+    """Local directory of the `umt5` encoder and its tokenizer."""
+    length: Positive = 64
+    """Tokens of a prompt: cut to this length, zero-padded up to it."""
+    dim: Positive = 64
+    """Width of a token's embedding (UMT5-XXL: 4096)."""
+
+
+class Prep(Section):
+    """raw captures → data/<dataset>."""
+
+    codec: Literal["dct", "wan_vae"] = "dct"
+    """`dct` needs no weights; `wan_vae` loads Wan2.2's autoencoder from `codec_dir`."""
+    codec_dir: str = ""
+    """Local directory of the `wan_vae` weights."""
+    text: Text = Text()
+    val_runs: tuple[str, ...] = (
+        "deadly_corridor__run-003",
+        "defend_the_center__run-003",
+        "health_gathering__run-003",
+    )
+    """Runs (`<scene>__<run>`) held out for validation; all others train."""
+    buried: tuple[str, ...] = ()
+    """Clip ids that stay in the index with `drop = true`."""
+    limit: Natural = 0
+    """Keep this many clips of each split, chosen by `Random(limit_seed)`; 0 keeps all."""
+    limit_seed: Natural = 0
+    """Seeds the choice made by `limit`."""
+
+
+class Mask(Section):
+    """The world-anchored UNKNOWN mask (docs/dataset.md)."""
+
+    p: Fraction = 0.5
+    """Probability that a sample whose condition was kept is masked."""
+    coverage: Literal["first_frame", "mean_frame", "capped"] = "first_frame"
+    """What the drawn quantile is calibrated on."""
+
+
+class Samples(Section):
+    """What is drawn for each training sample, from (seed, epoch, index) alone."""
+
+    text_dropout: Fraction = 0.1
+    """Probability that all prompts of a sample become the empty prompt."""
+    cond_dropout: Fraction = 0.05
+    """Probability that all semantic ids of a sample become unknown."""
+    mask: Mask = Mask()
+
+
+class Model(Section):
+    """Architecture and starting weights."""
+
+    name: Literal["wan"] = "wan"
+    """`wan`: the bidirectional diffusion transformer of Wan2.2-TI2V."""
+    size: Literal["tiny", "1.3b", "5b"] = "tiny"
+    """Width and depth, see gc25d/model/zoo.py."""
+    vocab: Literal["parts", "ids"] = "parts"
+    """`parts` keeps body parts apart (20 classes); `ids` collapses them to player/boss (10)."""
+    init_dir: str = ""
+    """Directory of base weights (Wan's shards or a diffusers `transformer/`); "": from seed."""
+    init_ckpt: str = ""
+    """A `.safetensors` of this project to start from (warm start), or ""."""
+
+
+class Train(Section):
+    """The optimisation."""
+
+    method: Literal["finetune"] = "finetune"
+    """The training method (gc25d/methods)."""
+    max_steps: Positive = Field(600, json_schema_extra=FREE)
+    """Optimizer steps of the whole run; a larger value later continues the chain."""
+    checkpoint_every: Positive = Field(200, json_schema_extra=FREE)
+    """Optimizer steps between two checkpoints of the chain (DAG targets)."""
+    save_every: Positive = Field(50, json_schema_extra=FREE)
+    """Optimizer steps between two rolling states, from which a killed job goes on."""
+    global_batch: Positive = 8
+    """Samples of an optimizer step, over all processes."""
+    grad_accum: Positive = 1
+    """Rounds in which a step's samples are formed; the epoch's last step may have fewer rounds."""
+    micro_batch: Positive = Field(8, json_schema_extra=FREE)
+    """Samples of a forward pass on one device, at most."""
+    lr: Rate = 1e-3
+    """Learning rate of the transformer."""
+    cond_lr: Rate = 1e-3
+    """Learning rate of the semantic condition (`gc_sem_cond.*`)."""
+    warmup_steps: Natural = 30
+    """Optimizer steps of linear warm-up; constant afterwards."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """AdamW's decoupled weight decay."""
+    grad_clip: Rate = 1.0
+    """Largest global gradient norm; larger ones are scaled down to it."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the forward and backward pass; master weights are always fp32."""
+    seed: Natural = 0
+    """Seeds the starting weights, the order and every draw."""
+    cpu_threads: Positive = 2
+    """Threads of CPU arithmetic, fixed because sums depend on it (not on `--cores`)."""
+    log_every: Positive = Field(10, json_schema_extra=FREE)
+    """Optimizer steps between two lines in the job's log (the CSV has every step)."""
+    workers: Natural = Field(0, json_schema_extra=FREE)
+    """Processes that read samples ahead; 0 reads in the trainer."""
+
+    @model_validator(mode="after")
+    def _divisible(self) -> Self:
+        if self.global_batch % self.grad_accum:
+            raise ValueError(
+                f"global_batch is {self.global_batch}, expected a multiple of grad_accum "
+                f"({self.grad_accum}): use {_multiples(self.global_batch, self.grad_accum)}"
+            )
+        return self
+
+
+class Validation(Section):
+    """Losses on fixed held-out clips, at fixed timesteps, with fixed noise."""
+
+    every: Positive = Field(100, json_schema_extra=FREE)
+    """Optimizer steps between two validations; each checkpoint validates too."""
+    n: Positive = 12
+    """Validation clips, round-robin over the validation runs."""
+    timesteps: tuple[float, ...] = (200.0, 500.0, 800.0)
+    """Timesteps in 0..1000; each is moved to the nearest point of the training grid."""
+    seed: Natural = 0
+    """Seeds the noise."""
+
+
+class Evaluation(Section):
+    """Sampled videos and their scores."""
+
+    clips: tuple[str, ...] = ()
+    """Validation clip ids; empty takes `n`, round-robin over the validation runs."""
+    n: Positive = 3
+    """Clips to sample when `clips` is empty."""
+    steps: Positive = 50
+    """Sampling steps."""
+    shift: Rate = 5.0
+    """Shift of the sampling schedule."""
+    cfg: Rate = 1.0
+    """Text guidance scale; 1 samples without guidance."""
+    sem_cfg: Rate = 1.0
+    """Semantic guidance scale; 1 samples without guidance."""
+    sem_mode: Literal["cond", "unknown"] = "cond"
+    """`unknown` samples with every semantic id unknown."""
+    seed: Natural = 0
+    """Seeds the starting noise."""
+
+
+class Regression(Section):
+    """Gradient-norm references per device."""
+
+    refs_root: str = ""
+    """Folder of the recorded references; "" is `refs/` beside the Snakefile."""
+    rtol: Rate = 0.10
+    """Relative tolerance of a cell that sets none of its own."""
+    repeats: Positive = 3
+    """Measurements of a cell; their relative spread must stay below rtol / 2."""
+    strict: bool = False
+    """A missing reference fails instead of being skipped."""
+
+
+class Hardware(Section):
+    """What the training runs on. Never part of a result."""
+
+    nodes: Positive = Field(1, json_schema_extra=FREE)
+    """Nodes of a training job."""
+    gpus_per_node: Natural = Field(0, json_schema_extra=FREE)
+    """GPUs of a node; 0 trains on the CPU."""
+    gpu_type: str = Field("", json_schema_extra=FREE)
+    """SLURM's name of the GPU (`l40s`, `h200`), "" for any."""
+    train_hours: Rate = Field(4.0, json_schema_extra=FREE)
+    """Wall-clock limit of one training segment on a cluster, hours."""
+
+
+class Settings(Section):
+    """Everything a run of the pipeline can be told."""
+
+    dataset: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] = "gc25d_v10"
+    """Name of the data set: `<data_root>/<dataset>`."""
+    raw_root: str = Field("raw", json_schema_extra=FREE)
+    """Folder of the raw captures."""
+    data_root: str = Field("data", json_schema_extra=FREE)
+    """Folder of the built data sets."""
+    cache_root: str = Field(".cache", json_schema_extra=FREE)
+    """Folder of every cache (compilers, libraries, temporary files)."""
+    geometry: Geometry = Geometry()
+    capture: Capture = Capture()
+    prep: Prep = Prep()
+    samples: Samples = Samples()
+    model: Model = Model()
+    train: Train = Train()
+    validation: Validation = Validation()
+    evaluation: Evaluation = Evaluation()
+    regression: Regression = Regression()
+    hardware: Hardware = Hardware()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.prep.codec == "wan_vae" and not self.prep.codec_dir:
+            raise ValueError("prep.codec is wan_vae, which needs prep.codec_dir: set it")
+        if self.prep.text.encoder == "umt5" and not self.prep.text.dir:
+            raise ValueError("prep.text.encoder is umt5, which needs prep.text.dir: set it")
+        if self.model.init_dir and self.model.init_ckpt:
+            raise ValueError("model.init_dir and model.init_ckpt are both set: keep one of them")
+        return self
+
+
+def _multiples(value: int, of: int) -> str:
+    below = value // of * of
+    return f"{below} or {below + of}" if below else f"{of}"
+
+
+def result_settings(section: Section) -> dict[str, Any]:
+    """The fields of `section` that alter a result, nested sections included, as plain JSON."""
+    kept: dict[str, Any] = {}
+    for name, info in type(section).model_fields.items():
+        if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("free"):
+            continue
+        value = getattr(section, name)
+        kept[name] = (
+            result_settings(value)
+            if isinstance(value, Section)
+            else section.model_dump(mode="json", include={name})[name]
+        )
+    return kept
