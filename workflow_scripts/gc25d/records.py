@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -32,14 +32,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o644)
-        _fsync(temporary)
+        fsync(temporary)
         temporary.replace(path)
-        _fsync(path.parent)
+        fsync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Bring a file or a folder's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -166,9 +167,3 @@ def locked(path: Path, *, wait_s: float, held: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def open_text_append(path: Path) -> IO[str]:
-    """Open a log for appending, line-buffered."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("a", buffering=1, encoding="utf-8")

@@ -55,12 +55,10 @@ class Capture(Section):
 
     source: Literal["vizdoom", "external"] = "vizdoom"
     """`vizdoom` plays scripted, seeded games; `external` finds finished runs below `raw_root`."""
-    scenes: dict[str, Positive] = {
-        "deadly_corridor": 4,
-        "defend_the_center": 4,
-        "health_gathering": 4,
-    }
-    """Runs to play of each scene (a ViZDoom scenario)."""
+    scenes: tuple[str, ...] = ("deadly_corridor", "defend_the_center", "health_gathering")
+    """Scenes to play (ViZDoom scenarios)."""
+    runs_per_scene: Positive = 4
+    """Runs of each scene: `run-000`, `run-001`, …"""
     clips_per_run: Positive = 6
     """Clips cut from a run, one after another."""
     height: Positive = 240

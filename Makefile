@@ -1,0 +1,39 @@
+# run · test · test-slow · lint · bench: each sets up .venv by itself when it is missing or stale.
+PYTHON ?= python3
+VENV   := .venv
+STAMP  := $(VENV)/.installed
+CORES  ?= all
+BIN    := $(CURDIR)/$(VENV)/bin
+export PATH := $(BIN):$(PATH)
+# The repository's own pins alone decide what is installed.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: run test test-slow lint clean-env
+.DEFAULT_GOAL := run
+
+$(STAMP): $(wildcard envs/*.txt) pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gc25d needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $$(grep -h '^torch==' envs/core.txt)
+	$(BIN)/pip install --quiet $(addprefix -r ,$(filter-out envs/constraints.txt,$(wildcard envs/*.txt)))
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+run: $(STAMP)
+	$(BIN)/snakemake --cores $(CORES) sft_v10
+
+test: $(STAMP)
+	$(BIN)/pytest -n 2
+
+test-slow: $(STAMP)
+	$(BIN)/pytest -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/snakemake --lint
+
+clean-env:
+	rm -rf $(VENV)

@@ -1,0 +1,40 @@
+"""gc25d: game captures → a trained, verified, evaluated video world model (README.md)."""
+
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: f"{workflow.basedir}/config/config.yaml"
+
+
+include: "rules/common.smk"
+
+
+wildcard_constraints:
+    scene=alternatives(capture_scenes),
+    run=r"run-\d{3}",
+    run_id=alternatives(runs),
+    checkpoint=r"base|step-[1-9]\d*",
+    step=r"[1-9]\d*",
+    device=r"[A-Z0-9_]+",
+
+
+include: "rules/capture.smk"
+include: "rules/prep.smk"
+include: "rules/train.smk"
+include: "rules/export.smk"
+include: "rules/eval.smk"
+include: "rules/regression.smk"
+include: "rules/report.smk"
+
+
+# Data, training to the last step, export, verification, evaluation, pictures.
+rule sft_v10:
+    default_target: True
+    input:
+        ready,
+        f"verify/step-{last_step}.json",
+        f"eval/step-{last_step}/metrics.json",
+        "figures/curves.png",
+        "figures/overlay.png",

@@ -1,0 +1,80 @@
+"""Settings and input functions; no rules."""
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+from gc25d import plan
+from gc25d.errors import UserError
+
+try:
+    settings = plan.load_settings(config)
+    runs = plan.raw_runs(settings)
+    plan.write_settings_files(settings)
+except UserError as error:
+    raise WorkflowError(str(error))
+
+caches = plan.cache_environment(settings)
+os.environ.update(caches)
+shell.prefix(
+    f"export TMPDIR={shlex.quote(caches['TMPDIR'])}; "
+)  # Snakemake sets its own
+
+steps = {name: str(path) for name, path in plan.settings_files(settings).items()}
+captured = str(plan.captured_root(settings))
+data = str(plan.dataset_root(settings))
+ready = f"{data}/READY"
+capture_scenes = (
+    () if settings.capture.source == "external" else settings.capture.scenes
+)
+last_step = settings.train.max_steps
+refs_root = Path(settings.regression.refs_root or f"{workflow.basedir}/refs").resolve()
+
+
+def alternatives(names):
+    """A pattern that matches these names and nothing else."""
+    return "|".join(re.escape(name) for name in names) or "(?!)"
+
+
+def dataset_folder(wildcards):
+    """The folder of the data set."""
+    return data
+
+
+def capture_folder(wildcards):
+    """The folder of one run that this pipeline captures."""
+    return f"{captured}/{wildcards.scene}/{wildcards.run}"
+
+
+def raw_run(wildcards):
+    """The files of one raw run."""
+    return plan.raw_files(runs[wildcards.run_id], settings.geometry.frames)
+
+
+def raw_folder(wildcards):
+    """The folder of one raw run."""
+    return runs[wildcards.run_id]
+
+
+def checkpoint_before(wildcards):
+    """The weights of the chain's checkpoint before this one; nothing for the first segment."""
+    step = plan.checkpoint_before(int(wildcards.step), settings.train.checkpoint_every)
+    return {"before": ancient(f"train/step-{step}/weights.safetensors")} if step else {}
+
+
+def verification(wildcards):
+    """An export is sampled only after it was verified; the starting weights have none."""
+    step = wildcards.checkpoint.removeprefix("step-")
+    return [] if step == "base" else f"verify/step-{step}.json"
+
+
+def references_path(wildcards):
+    """The tracked references of a device, by absolute path: no rule makes them."""
+    return refs_root / f"{wildcards.device}.json"
+
+
+def recorded_references(wildcards):
+    """The references to compare with; a missing file is the step's to report."""
+    path = references_path(wildcards)
+    return path if path.exists() else []

@@ -1,0 +1,43 @@
+"""exports/<checkpoint>.safetensors → eval/<checkpoint>/: sampled videos and their scores."""
+
+
+rule evaluate_checkpoint:
+    input:
+        verification,
+        weights="exports/{checkpoint}.safetensors",
+        ready=ready,
+        settings=steps["eval"],
+    output:
+        metrics="eval/{checkpoint}/metrics.json",
+        clips=report(
+            directory("eval/{checkpoint}/clips"),
+            patterns=["{clip}.mp4"],
+            caption="../docs/report/clip.rst",
+            category="Sampled videos",
+            subcategory="{checkpoint}",
+        ),
+        sheet=report(
+            "eval/{checkpoint}/sheet.png",
+            caption="../docs/report/sheet.rst",
+            category="Sampled videos",
+            subcategory="{checkpoint}",
+        ),
+    log:
+        "logs/eval/{checkpoint}.log",
+    benchmark:
+        "benchmarks/eval/{checkpoint}.tsv"
+    conda:
+        "../envs/environment.yaml"
+    threads: workflow.cores
+    resources:
+        gpu=min(1, settings.hardware.gpus_per_node),
+        mem_mb=60_000 if settings.model.size == "5b" else 4000,
+        runtime=60,
+    params:
+        data=dataset_folder,
+        raw_root=settings.raw_root,
+    shell:
+        "python -m gc25d.steps.evaluate --settings {input.settings:q} --weights {input.weights:q}"
+        " --data {params.data:q} --raw-root {params.raw_root:q}"
+        " --out {output.metrics:q} --clips {output.clips:q} --sheet {output.sheet:q}"
+        " --log {log:q}"

@@ -1,0 +1,75 @@
+"""train/step-<n>/ → exports/step-<n>.safetensors, verify/step-<n>.json."""
+
+EXPORT_PARAMS = dict(
+    data_root=settings.data_root,
+    every=settings.train.checkpoint_every,
+    data=settings.dataset,
+)
+
+
+rule export_step:
+    input:
+        weights="train/step-{step}/weights.safetensors",
+        binding=ancient("train/binding.json"),
+        settings="train/settings.json",
+    output:
+        export="exports/step-{step}.safetensors",
+    log:
+        "logs/export/step-{step}.log",
+    conda:
+        "../envs/environment.yaml"
+    resources:
+        mem_mb=30_000 if settings.model.size == "5b" else 2000,
+        runtime=30,
+    params:
+        **EXPORT_PARAMS,
+    shell:
+        "python -m gc25d.steps.export --settings {input.settings:q} --binding {input.binding:q}"
+        " --weights {input.weights:q} --step {wildcards.step} --checkpoint-every {params.every}"
+        " --dataset {params.data:q} --data-root {params.data_root:q}"
+        " --out {output.export:q} --log {log:q}"
+
+
+# The starting weights: the semantic condition is there and zero.
+rule export_base:
+    input:
+        binding=ancient("train/binding.json"),
+        settings="train/settings.json",
+    output:
+        export="exports/base.safetensors",
+    log:
+        "logs/export/base.log",
+    conda:
+        "../envs/environment.yaml"
+    resources:
+        mem_mb=30_000 if settings.model.size == "5b" else 2000,
+        runtime=30,
+    params:
+        **EXPORT_PARAMS,
+    shell:
+        "python -m gc25d.steps.export --settings {input.settings:q} --binding {input.binding:q}"
+        " --step 0 --checkpoint-every {params.every}"
+        " --dataset {params.data:q} --data-root {params.data_root:q}"
+        " --out {output.export:q} --log {log:q}"
+
+
+# Everything in the report comes from the written file, read again in a fresh process.
+rule verify_export:
+    input:
+        export="exports/step-{step}.safetensors",
+        weights="train/step-{step}/weights.safetensors",
+        probe="train/step-{step}/probe.safetensors",
+        settings="train/settings.json",
+    output:
+        report="verify/step-{step}.json",
+    log:
+        "logs/export/verify-{step}.log",
+    conda:
+        "../envs/environment.yaml"
+    resources:
+        mem_mb=60_000 if settings.model.size == "5b" else 2000,
+        runtime=30,
+    shell:
+        "python -m gc25d.steps.verify --settings {input.settings:q} --export {input.export:q}"
+        " --weights {input.weights:q} --probe {input.probe:q} --step {wildcards.step}"
+        " --out {output.report:q} --log {log:q}"

@@ -1,0 +1,68 @@
+"""raw/ → data/<dataset>/READY (docs/dataset.md). One job per run, then the text table and index."""
+
+ROWS = expand(f"{data}/index/runs/{{run_id}}.jsonl", run_id=runs)
+
+
+rule prep_run:
+    input:
+        raw_run,
+        settings=steps["prep"],
+    output:
+        latents=f"{data}/latents/{{run_id}}.safetensors",
+        ids=f"{data}/ids/{{run_id}}.safetensors",
+        rows=f"{data}/index/runs/{{run_id}}.jsonl",
+    log:
+        "logs/prep/{run_id}.log",
+    conda:
+        "../envs/environment.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=30,
+    params:
+        raw=raw_folder,
+    shell:
+        "python -m gc25d.steps.prep_run --settings {input.settings:q}"
+        " --raw {params.raw:q} --run-id {wildcards.run_id:q}"
+        " --latents {output.latents:q} --ids {output.ids:q} --rows {output.rows:q}"
+        " --log {log:q}"
+
+
+rule encode_text:
+    input:
+        rows=ROWS,
+        settings=steps["text"],
+    output:
+        table=f"{data}/text/table.safetensors",
+    log:
+        "logs/prep/text.log",
+    conda:
+        "../envs/environment.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=60,
+    shell:
+        "python -m gc25d.steps.encode_text --settings {input.settings:q}"
+        " --rows {input.rows:q} --out {output.table:q} --log {log:q}"
+
+
+rule build_index:
+    input:
+        rows=ROWS,
+        table=f"{data}/text/table.safetensors",
+        settings=steps["index"],
+    output:
+        clips=f"{data}/index/clips.jsonl",
+        ready=ready,
+    log:
+        "logs/prep/index.log",
+    conda:
+        "../envs/environment.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        root=dataset_folder,
+    shell:
+        "python -m gc25d.steps.build_index --settings {input.settings:q}"
+        " --rows {input.rows:q} --table {input.table:q} --root {params.root:q}"
+        " --clips {output.clips:q} --ready {output.ready:q} --log {log:q}"

@@ -1,0 +1,61 @@
+"""data → train/step-<n>/. Each checkpoint of the chain is made from the one before it."""
+
+train = settings.train
+
+
+# Holds the run to one set of settings and data; refuses when either changed under it. An unchanged
+# binding has unchanged content, so rebuilding it never reruns a finished segment.
+rule bind_run:
+    input:
+        ready=ready,
+        settings=steps["train"],
+    output:
+        binding="train/binding.json",
+    log:
+        "logs/train/binding.log",
+    localrule: True
+    conda:
+        "../envs/environment.yaml"
+    params:
+        dataset=settings.dataset,
+    shell:
+        "python -m gc25d.steps.bind_run --settings {input.settings:q}"
+        " --ready {input.ready:q} --dataset {params.dataset:q}"
+        " --out {output.binding:q} --log {log:q}"
+
+
+# Killed half-way, a segment goes on from its own rolling state below train/states, which is no
+# output of the rule: Snakemake deletes the outputs of a job that failed.
+rule train_segment:
+    input:
+        unpack(checkpoint_before),
+        binding="train/binding.json",
+        settings="train/settings.json",
+    output:
+        weights="train/step-{step}/weights.safetensors",
+        probe="train/step-{step}/probe.safetensors",
+        done="train/step-{step}/done.json",
+    log:
+        "logs/train/step-{step}.log",
+    benchmark:
+        "benchmarks/train/step-{step}.tsv"
+    conda:
+        "../envs/environment.yaml"
+    threads: workflow.cores
+    resources:
+        gpu=settings.hardware.gpus_per_node,
+        nodes=settings.hardware.nodes,
+        mem_mb=200_000 if settings.hardware.gpus_per_node else 4000,
+        runtime=round(60 * settings.hardware.train_hours),
+    params:
+        data=dataset_folder,
+        free=(
+            f"--micro-batch {train.micro_batch} --save-every {train.save_every}"
+            f" --log-every {train.log_every} --workers {train.workers}"
+            f" --validate-every {settings.validation.every}"
+        ),
+    shell:
+        "python -m gc25d.steps.train --settings {input.settings:q} --binding {input.binding:q}"
+        " --data {params.data:q} --until {wildcards.step} {params.free}"
+        " --weights {output.weights:q} --probe {output.probe:q}"
+        " --done {output.done:q} --log {log:q}"

@@ -1,0 +1,90 @@
+"""Small files: whole or not at all, strict, digested, locked."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gc25d import records
+from gc25d.errors import UserError
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    records.write_json(path, {"old": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        records.write_json(path, {"new": float("nan")})
+
+    def write_half(target: Path) -> None:
+        with records.atomic_path(target) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        write_half(path)
+    assert records.read_json(path) == {"old": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_written_files_are_readable_by_all(tmp_path: Path) -> None:
+    records.write_text(tmp_path / "a", "x")
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": Infinity}', '{"a": 1', ""])
+def test_json_that_is_not_strict_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(UserError, match=r"bad\.json"):
+        records.read_json(tmp_path / "bad.json")
+
+
+def test_unchanged_content_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    records.write_json_if_changed(path, {"a": 1})
+    before = path.stat().st_mtime_ns, path.stat().st_ino
+    records.write_json_if_changed(path, {"a": 1})
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == before
+    records.write_json_if_changed(path, {"a": 2})
+    assert records.read_json(path) == {"a": 2}
+
+
+def test_digests_are_sha256(tmp_path: Path) -> None:
+    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180, "abc"
+    (tmp_path / "abc").write_bytes(b"abc")
+    assert records.digest_bytes(b"abc") == known
+    assert records.digest_file(tmp_path / "abc") == known
+    assert records.digest_json({"b": 1, "a": 2}) == records.digest_json({"a": 2, "b": 1})
+
+
+def test_jsonl_names_the_line_that_is_broken(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    records.write_jsonl(path, [{"a": 1}, {"a": 2}])
+    records.append_jsonl(path, {"a": 3})
+    assert [row["a"] for row in records.read_jsonl(path)] == [1, 2, 3]
+    path.write_text('{"a": 1}\n{"a"\n')
+    with pytest.raises(UserError, match="line 2"):
+        list(records.read_jsonl(path))
+
+
+def test_a_lock_is_held_across_processes_and_dies_with_its_holder(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    code = (
+        "import sys, time, pathlib\n"
+        "from gc25d.records import locked\n"
+        "with locked(pathlib.Path(sys.argv[1]), wait_s=5, held='x'):\n"
+        "    print('held', flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with (
+            pytest.raises(UserError, match="somebody trains here"),
+            records.locked(path, wait_s=0.1, held="somebody trains here"),
+        ):
+            pass
+        holder.kill()
+    with records.locked(path, wait_s=5, held="x"):
+        pass

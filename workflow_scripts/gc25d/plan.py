@@ -1,0 +1,195 @@
+"""What the rules need to know at parse time: settings, runs, the checkpoint chain, the binding.
+
+Imports no torch. Raises `UserError`, whose message the Snakefile prints as it is.
+"""
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from gc25d.errors import UserError
+from gc25d.records import read_json, write_json_if_changed
+from gc25d.settings import Settings
+from gc25d.step_settings import step_json, step_settings
+
+RUN_RECORD = Path("train/run.json")
+"""What a run is bound to: its settings and the fingerprint of its data."""
+
+
+def load_settings(config: dict[str, Any]) -> Settings:
+    """Validate a configuration.
+
+    Raises:
+        UserError: one line per unknown or illegal value, with its key, the value and what is legal.
+    """
+    try:
+        return Settings.model_validate(config)
+    except ValidationError as error:
+        lines = [_explain(dict(problem)) for problem in error.errors()]
+        raise UserError("config: " + "\nconfig: ".join(lines)) from None
+
+
+def _explain(problem: dict[str, Any]) -> str:
+    path = [str(part) for part in problem["loc"]]
+    key = ".".join(path) or "settings"
+    if problem["type"] == "extra_forbidden":
+        known = _keys_beside(path)
+        close = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        meant = f"did you mean {'.'.join([*path[:-1], close[0]])}?" if close else "remove it"
+        return f"{key} is not a setting: {meant} (known here: {', '.join(known)})"
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        return f"{key}: {message}"
+    return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _keys_beside(path: list[str]) -> list[str]:
+    """The known keys of the section in which `path` stands."""
+    section: type[BaseModel] = Settings
+    for part in path[:-1]:
+        annotation = section.model_fields[part].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        section = annotation
+    return list(section.model_fields)
+
+
+def captured_root(settings: Settings) -> Path:
+    """Where this pipeline's own captures lie: `<raw_root>/<source>`."""
+    return Path(settings.raw_root) / settings.capture.source
+
+
+def dataset_root(settings: Settings) -> Path:
+    """`<data_root>/<dataset>`."""
+    return Path(settings.data_root) / settings.dataset
+
+
+def raw_runs(settings: Settings) -> dict[str, Path]:
+    """Run id (`<scene>__<run>`) → folder of the raw run, sorted by run id.
+
+    Raises:
+        UserError: `raw_root` holds no run, or two subsets hold a run of the same id.
+    """
+    if settings.capture.source != "external":
+        folders: Iterable[Path] = (
+            captured_root(settings) / scene / f"run-{number:03d}"
+            for scene in settings.capture.scenes
+            for number in range(settings.capture.runs_per_scene)
+        )
+    else:
+        folders = (meta.parent for meta in Path(settings.raw_root).glob("*/*/*/meta.json"))
+    runs: dict[str, Path] = {}
+    for folder in sorted(folders):
+        run_id = f"{folder.parent.name}__{folder.name}"
+        if run_id in runs:
+            raise UserError(f"{runs[run_id]} and {folder} are both run {run_id}: rename one")
+        runs[run_id] = folder
+    if not runs:
+        raise UserError(
+            f"raw_root {settings.raw_root}: no captures found, expected "
+            "<subset>/<scene>/<run>/meta.json (docs/raw-format.md)"
+        )
+    return dict(sorted(runs.items()))
+
+
+def raw_files(folder: Path, frames: int) -> list[Path]:
+    """The files of a raw run; its frames may lie in several numbered archives."""
+    archives = sorted(folder.glob("frames*.tar")) or [folder / "frames.tar"]
+    names = ("stencil.tar", "cameras.npz", "skeletons.npz", "meta.json", f"clips_{frames}.json")
+    return [*archives, *(folder / name for name in names)]
+
+
+def chain_steps(settings: Settings) -> list[int]:
+    """The run's checkpoints: every `checkpoint_every` steps, and the last step."""
+    every, last = settings.train.checkpoint_every, settings.train.max_steps
+    return sorted({*range(every, last + 1, every), last})
+
+
+def checkpoint_before(step: int, every: int) -> int:
+    """The chain's checkpoint from which a segment that ends at `step` starts; 0 is the start."""
+    return (step - 1) // every * every
+
+
+def settings_files(settings: Settings) -> dict[str, Path]:
+    """Where each step's settings file lies: data settings with the data, the rest with the run."""
+    data = dataset_root(settings) / "settings"
+    return {
+        "capture": captured_root(settings) / "settings.json",
+        "prep": data / "prep.json",
+        "text": data / "text.json",
+        "index": data / "index.json",
+        "train": Path("train/settings.json"),
+        "eval": Path("eval/settings.json"),
+        "regression": Path("regression/settings.json"),
+    }
+
+
+def write_settings_files(settings: Settings) -> None:
+    """Write the steps' settings files whose content changed, after checking the run's binding."""
+    steps = step_settings(settings, tuple(raw_runs(settings)))
+    contents = {name: step_json(step) for name, step in steps.items()}
+    check_binding(contents["train"], settings.dataset)
+    if settings.capture.source == "external":
+        del contents["capture"]  # nothing is ever written below somebody else's captures
+    files = settings_files(settings)
+    for name, content in contents.items():
+        write_json_if_changed(files[name], content)
+
+
+def check_binding(train: dict[str, Any], dataset: str) -> None:
+    """Refuse settings that differ from those the run in this directory is bound to.
+
+    Raises:
+        UserError: names each changed field, both values, and the ways out.
+    """
+    if not RUN_RECORD.exists():
+        return
+    record = read_json(RUN_RECORD)
+    bound = {"dataset": record["dataset"], **flatten(record["settings"])}
+    asked = {"dataset": dataset, **flatten(train)}
+    changed = [
+        f"{key} is {asked.get(key)!r}, the run was started with {bound.get(key)!r}"
+        for key in sorted(bound.keys() | asked.keys())
+        if bound.get(key) != asked.get(key)
+    ]
+    if changed:
+        raise UserError(refusal(changed))
+
+
+def refusal(changed: list[str]) -> str:
+    """The message that refuses to mix two results in one run."""
+    return (
+        "; ".join(changed) + ". Nothing was started. Put the old value back, or train elsewhere "
+        "with --directory <new folder>, or set this run aside with `python -m gc25d.steps.restart`"
+    )
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots: {"train": {"lr": 1}} → {"train.lr": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def cache_environment(settings: Settings) -> dict[str, str]:
+    """Variables that keep every cache and temporary file below `cache_root`, and hubs off."""
+    root = Path(settings.cache_root).resolve()
+    folders = {
+        "HF_HOME": "huggingface",
+        "MPLCONFIGDIR": "matplotlib",
+        "TMPDIR": "tmp",
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        "TORCH_EXTENSIONS_DIR": "torch_extensions",
+        "TRITON_CACHE_DIR": "triton",
+        "XDG_CACHE_HOME": "xdg",
+    }
+    (root / folders["TMPDIR"]).mkdir(parents=True, exist_ok=True)
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return {name: str(root / folder) for name, folder in folders.items()} | offline

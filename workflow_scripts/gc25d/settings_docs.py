@@ -1,0 +1,88 @@
+"""The files that describe the settings, made from the code: default config, schema, reference."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from pydantic.fields import FieldInfo
+
+from gc25d.records import to_json
+from gc25d.settings import Section, Settings
+
+GENERATOR = "python -m gc25d.steps.document_settings"
+
+
+def config_yaml() -> str:
+    """`config/config.yaml`: every key with its default and its description as a comment."""
+    head = [
+        "# Every setting with its default. Describe changes in a file of your own and pass it with",
+        "# --configfile: it is merged over this one. [free] settings may change under a run; all",
+        f"# others bind it (docs/resume.md). Made by `{GENERATOR}`.",
+    ]
+    return "\n".join([*head, *_yaml_lines(Settings(), 0)]) + "\n"
+
+
+def _yaml_lines(section: Section, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    for name, info in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield ""
+            yield f"{indent}# {_section_summary(value)}"
+            yield f"{indent}{name}:"
+            yield from _yaml_lines(value, depth + 1)
+        else:
+            for line in _description(info).splitlines():
+                yield f"{indent}# {line}"
+            yield f"{indent}{name}: {_yaml_value(section, name)}"
+
+
+def _yaml_value(section: Section, name: str) -> str:
+    plain = section.model_dump(mode="json", include={name})[name]
+    flow = yaml.safe_dump(plain, default_flow_style=True, width=1000)
+    return flow.removesuffix("...\n").strip().replace("''", '""')
+
+
+def _description(info: FieldInfo) -> str:
+    free = isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("free")
+    return (info.description or "") + (" [free]" if free else "")
+
+
+def _section_summary(section: Section) -> str:
+    return (type(section).__doc__ or "").strip().splitlines()[0]
+
+
+def schema_json() -> str:
+    """`config/schema.json`: for editors that complete and check YAML."""
+    return to_json(Settings.model_json_schema()) + "\n"
+
+
+def reference_markdown() -> str:
+    """`docs/settings.md`: one table a section."""
+    lines = [
+        "# Settings",
+        "",
+        "Free settings may change under a run; every other setting binds it",
+        f"([resume.md](resume.md)). This page is made by `{GENERATOR}`.",
+    ]
+    return "\n".join([*lines, *_tables(Settings(), "")]) + "\n"
+
+
+def _tables(section: Section, prefix: str) -> Iterator[str]:
+    fields = type(section).model_fields
+    plain = [name for name in fields if not isinstance(getattr(section, name), Section)]
+    yield from ("", f"## {prefix.rstrip('.') or 'Top level'}", "", _section_summary(section), "")
+    yield from ("| key | default | free | what it is |", "|---|---|---|---|")
+    for name in plain:
+        yield _table_row(section, prefix, name)
+    for name in fields:
+        value: Any = getattr(section, name)
+        if isinstance(value, Section):
+            yield from _tables(value, f"{prefix}{name}.")
+
+
+def _table_row(section: Section, prefix: str, name: str) -> str:
+    info = type(section).model_fields[name]
+    free = "yes" if _description(info).endswith("[free]") else ""
+    text = " ".join((info.description or "").split()).replace("|", "\\|")
+    return f"| `{prefix}{name}` | `{_yaml_value(section, name)}` | {free} | {text} |"

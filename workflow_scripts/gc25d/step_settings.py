@@ -1,0 +1,161 @@
+"""What each step's result depends on, as one small JSON file per step.
+
+The rules write these files at parse time, only when their content changes, and each is an input of
+its step: an edit reruns exactly the steps it concerns. `version` is raised by hand when a step's
+own algorithm changes on purpose.
+"""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from gc25d.errors import UserError
+from gc25d.records import read_json
+from gc25d.settings import (
+    Capture,
+    Evaluation,
+    Geometry,
+    Model,
+    Natural,
+    Positive,
+    Regression,
+    Samples,
+    Section,
+    Settings,
+    Text,
+    Train,
+    Validation,
+    result_settings,
+)
+
+
+class CaptureStep(Section):
+    """One run of a game → one raw run."""
+
+    version: int = 1
+    geometry: Geometry
+    capture: Capture
+
+
+class PrepStep(Section):
+    """One raw run → latents, ids and index rows."""
+
+    version: int = 1
+    geometry: Geometry
+    codec: str
+    codec_dir: str
+
+
+class TextStep(Section):
+    """All prompts → the text table."""
+
+    version: int = 1
+    runs: tuple[str, ...] = ()
+    text: Text
+
+
+class IndexStep(Section):
+    """All runs' rows → index and READY."""
+
+    version: int = 1
+    runs: tuple[str, ...] = ()
+    geometry: Geometry
+    val_runs: tuple[str, ...]
+    buried: tuple[str, ...]
+    limit: Natural
+    limit_seed: Natural
+    global_batch: Positive
+    grad_accum: Positive
+
+
+class TrainStep(Section):
+    """What binds a run: a change of any of these is refused while the run exists."""
+
+    version: int = 1
+    geometry: Geometry
+    text_length: Positive
+    text_dim: Positive
+    samples: Samples
+    model: Model
+    train: Train
+    validation: Validation
+
+
+class EvalStep(Section):
+    """An export → sampled videos and their scores."""
+
+    version: int = 1
+    geometry: Geometry
+    codec: str
+    codec_dir: str
+    evaluation: Evaluation
+    cpu_threads: Positive
+
+
+class RegressionStep(Section):
+    """Gradient norms of every cell on one device."""
+
+    version: int = 1
+    regression: Regression
+
+
+StepT = TypeVar("StepT", bound=Section)
+
+
+def step_settings(settings: Settings, runs: tuple[str, ...]) -> dict[str, Section]:
+    """Name of each step's settings file → its content; `runs` are the run ids of the data set."""
+    data = {"geometry": settings.geometry}
+    prep = settings.prep
+    codec = {"codec": prep.codec, "codec_dir": prep.codec_dir}
+    return {
+        "capture": CaptureStep(**data, capture=settings.capture),
+        "prep": PrepStep(**data, **codec),
+        "text": TextStep(runs=runs, text=prep.text),
+        "index": IndexStep(
+            **data,
+            runs=runs,
+            val_runs=prep.val_runs,
+            buried=prep.buried,
+            limit=prep.limit,
+            limit_seed=prep.limit_seed,
+            global_batch=settings.train.global_batch,
+            grad_accum=settings.train.grad_accum,
+        ),
+        "train": TrainStep(
+            **data,
+            text_length=prep.text.length,
+            text_dim=prep.text.dim,
+            samples=settings.samples,
+            model=settings.model,
+            train=settings.train,
+            validation=settings.validation,
+        ),
+        "eval": EvalStep(
+            **data,
+            **codec,
+            evaluation=settings.evaluation,
+            cpu_threads=settings.train.cpu_threads,
+        ),
+        "regression": RegressionStep(regression=settings.regression),
+    }
+
+
+def step_json(step: Section) -> dict[str, Any]:
+    """The content of a step's settings file: only what alters the result."""
+    return result_settings(step)
+
+
+def load_step(path: Path, step: type[StepT]) -> StepT:
+    """Read a step's settings file.
+
+    Raises:
+        UserError: the file is missing or does not fit `step`.
+    """
+    try:
+        return step.model_validate(read_json(path))
+    except ValidationError as error:
+        raise UserError(
+            f"{path}: not the settings of a {step.__name__} ({error.errors()[0]['msg']}): "
+            "delete the file, the next run of snakemake writes it anew"
+        ) from None

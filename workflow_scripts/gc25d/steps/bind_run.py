@@ -1,0 +1,49 @@
+"""Bind the run in this directory to its settings and data, or refuse when either changed.
+
+Inputs: train/settings.json, data/<dataset>/READY. Outputs: train/binding.json (the same content for
+the same binding) and, the first time, train/run.json, which stays for the life of the run.
+
+    python -m gc25d.steps.bind_run --settings train/settings.json \
+        --ready data/gc25d_v10/READY --dataset gc25d_v10 --out train/binding.json
+"""
+
+import argparse
+from pathlib import Path
+
+from gc25d.errors import UserError
+from gc25d.plan import RUN_RECORD, check_binding, refusal
+from gc25d.records import digest_json, read_json, write_json
+from gc25d.steps import cli
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Compare with the run's record, or make it."""
+    settings = read_json(arguments.settings)
+    fingerprint = read_json(arguments.ready)["fingerprint"]
+    check_binding(settings, arguments.dataset)
+    if RUN_RECORD.exists():
+        bound = read_json(RUN_RECORD)["data_fingerprint"]
+        if bound != fingerprint:
+            raise UserError(
+                refusal([f"data fingerprint is {fingerprint}, the run was started with {bound}"])
+            )
+    else:
+        write_json(
+            RUN_RECORD,
+            {"dataset": arguments.dataset, "data_fingerprint": fingerprint, "settings": settings},
+        )
+    binding = {
+        "dataset": arguments.dataset,
+        "data_fingerprint": fingerprint,
+        "settings_sha256": digest_json(settings),
+    }
+    write_json(arguments.out, binding)
+
+
+if __name__ == "__main__":
+    parser = cli.parser(__doc__)
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--ready", type=Path, required=True)
+    parser.add_argument("--dataset", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    cli.run(main, parser.parse_args())

@@ -1,0 +1,34 @@
+"""Write config/config.yaml, config/schema.json and docs/settings.md from the code.
+
+Run it after every change of gc25d/settings.py; a test fails while they differ.
+
+    python -m gc25d.steps.document_settings [--root <repository>]
+"""
+
+import argparse
+from pathlib import Path
+
+from gc25d import settings_docs
+from gc25d.records import write_text
+from gc25d.steps import cli
+
+
+def files() -> dict[str, str]:
+    """Path below the repository → content."""
+    return {
+        "config/config.yaml": settings_docs.config_yaml(),
+        "config/schema.json": settings_docs.schema_json(),
+        "docs/settings.md": settings_docs.reference_markdown(),
+    }
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Write the files."""
+    for name, text in files().items():
+        write_text(arguments.root / name, text)
+
+
+if __name__ == "__main__":
+    parser = cli.parser(__doc__)
+    parser.add_argument("--root", type=Path, default=Path())
+    cli.run(main, parser.parse_args())

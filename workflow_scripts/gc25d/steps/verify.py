@@ -1,0 +1,48 @@
+"""Verify an export: everything comes from the written file, read again in this fresh process.
+
+Inputs: the export, the training's weights and probe, train/settings.json. Output: a JSON report,
+written only when every check passed; the first that fails is named and ends the step.
+
+    python -m gc25d.steps.verify --settings train/settings.json \
+        --export exports/step-200.safetensors --weights train/step-200/weights.safetensors \
+        --probe train/step-200/probe.safetensors --step 200 --out verify/step-200.json
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from gc25d.export.read import load_model
+from gc25d.export.verify import check_probe, verify_file
+from gc25d.model.zoo import wan_config
+from gc25d.records import write_json
+from gc25d.step_settings import TrainStep, load_step
+from gc25d.steps import cli
+from gc25d.tensors import read_tensors
+from gc25d.train.probe import probe
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Run all checks, then write the report."""
+    settings = load_step(arguments.settings, TrainStep)
+    torch.set_num_threads(settings.train.cpu_threads)
+    model, geometry = settings.model, settings.geometry
+    config = wan_config(model.size, model.vocab, settings.text_dim, settings.text_length)
+    weights = read_tensors(arguments.weights)
+    report = verify_file(arguments.export, weights, config, model.vocab, arguments.step)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    prediction = probe(
+        load_model(arguments.export, device), geometry.frames, geometry.height, geometry.width
+    )
+    expected = read_tensors(arguments.probe)["prediction"]
+    difference = check_probe(arguments.export, prediction, expected)
+    write_json(arguments.out, {**report, "forward_difference": difference})
+
+
+if __name__ == "__main__":
+    parser = cli.parser(__doc__)
+    for name in ("settings", "export", "weights", "probe", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--step", type=int, required=True)
+    cli.run(main, parser.parse_args())

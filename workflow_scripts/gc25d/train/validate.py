@@ -1,0 +1,112 @@
+"""Losses on fixed held-out clips: does the model use its condition and its text?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from gc25d.dataset.batch import Batch, collate
+from gc25d.dataset.clips import ClipDataset
+from gc25d.dataset.draws import torch_seed
+from gc25d.methods import flow
+from gc25d.prep.parts import UNKNOWN
+from gc25d.prep.text import NULL_PROMPT, TextTable
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The fixed clips, timesteps and noise of a run's validations."""
+
+    batches: Sequence[Batch]
+    table: TextTable
+    timesteps: Sequence[float]
+    seed: int
+
+    def run(self, model: nn.Module, step: int) -> list[dict[str, float | int]]:
+        """Rows of val_log.csv, one a timestep: three forwards each, with the same noise."""
+        grid = flow.training_grid()
+        model.eval()
+        rows = []
+        with torch.inference_mode():
+            for wanted in self.timesteps:
+                timestep = float(grid[flow.nearest_grid_index(grid, wanted)])
+                rows.append({"step": step, "timestep": timestep, **self._row(model, timestep)})
+        model.train()
+        return rows
+
+    def _row(self, model: nn.Module, timestep: float) -> dict[str, float | int]:
+        errors = torch.stack(
+            [self._errors(model, batch, timestep).sum(1) for batch in self.batches]
+        )
+        n = sum(len(batch) for batch in self.batches)
+        mse, uncond, nulltext = (errors.double().sum(0) / n).tolist()
+        return {
+            "mse": mse,
+            "mse_uncond": uncond,
+            "mse_nulltext": nulltext,
+            "gap_uncond": uncond - mse,
+            "gap_nulltext": nulltext - mse,
+            "n": n,
+        }
+
+    def _errors(self, model: nn.Module, batch: Batch, timestep: float) -> Tensor:
+        """Squared errors [3, B]: conditioned, every id unknown, every prompt empty."""
+        noise = self._noise(batch).to(batch.latents.device)
+        clean = batch.latents.float()
+        times = torch.full((len(batch),), timestep, device=clean.device)
+        noisy = flow.add_noise(clean, noise, times[:, None, None, None, None])
+        inputs, per_frame = flow.condition_first_frame(noisy, clean, times)
+        target = flow.velocity(clean, noise)
+        variants = (batch, _unconditioned(batch), null_text(batch, self.table))
+        return torch.stack(
+            [
+                flow.squared_error(
+                    model(
+                        inputs,
+                        per_frame,
+                        variant.prompts,
+                        variant.prompt_lengths,
+                        variant.context_ids,
+                        variant.sem_ids,
+                    ).prediction,
+                    target,
+                )
+                for variant in variants
+            ]
+        )
+
+    def _noise(self, batch: Batch) -> Tensor:
+        generator = torch.Generator("cpu")
+        noises = []
+        for index in batch.indices:
+            generator.manual_seed(torch_seed(self.seed, "validation", index))
+            noises.append(torch.randn(batch.latents.shape[1:], generator=generator))
+        return torch.stack(noises)
+
+
+def validation_batches(
+    clips: ClipDataset, n: int, micro_batch: int, device: torch.device
+) -> list[Batch]:
+    """The first `n` validation clips, round-robin over their runs, on `device`."""
+    chosen = clips.round_robin(n)
+    samples = [clips.sample(0, index) for index in chosen]
+    return [
+        collate(samples[i : i + micro_batch], clips.table).to(device, torch.float32)
+        for i in range(0, len(samples), micro_batch)
+    ]
+
+
+def _unconditioned(batch: Batch) -> Batch:
+    return replace(batch, sem_ids=torch.full_like(batch.sem_ids, UNKNOWN))
+
+
+def null_text(batch: Batch, table: TextTable) -> Batch:
+    """The batch with the empty prompt in every latent frame."""
+    row = table.key_to_id[NULL_PROMPT]
+    return replace(
+        batch,
+        prompts=table.embeddings[row : row + 1].to(batch.prompts),
+        prompt_lengths=table.lengths[row : row + 1].to(batch.prompt_lengths.device),
+        context_ids=torch.zeros_like(batch.context_ids),
+    )
