@@ -29,7 +29,6 @@ capture_scenes = (
     () if settings.capture.source == "external" else settings.capture.scenes
 )
 last_step = settings.train.max_steps
-refs_root = Path(settings.regression.refs_root or f"{workflow.basedir}/refs").resolve()
 
 
 def alternatives(names):
@@ -70,8 +69,12 @@ def verification(wildcards):
 
 
 def references_path(wildcards):
-    """The tracked references of a device, by absolute path: no rule makes them."""
-    return refs_root / f"{wildcards.device}.json"
+    """Recorded references by absolute path (no rule makes them): this folder's, else tracked."""
+    folders = [Path("refs"), Path(workflow.basedir, "refs")]
+    if settings.regression.refs_root:
+        folders = [Path(settings.regression.refs_root)]
+    paths = [folder.resolve() / f"{wildcards.device}.json" for folder in folders]
+    return next((path for path in paths if path.exists()), paths[-1])
 
 
 def recorded_references(wildcards):

@@ -16,6 +16,12 @@ rule evaluate_checkpoint:
             category="Sampled videos",
             subcategory="{checkpoint}",
         ),
+        scores=report(
+            "eval/{checkpoint}/scores.png",
+            caption="../docs/report/scores.rst",
+            category="Sampled videos",
+            subcategory="{checkpoint}",
+        ),
         sheet=report(
             "eval/{checkpoint}/sheet.png",
             caption="../docs/report/sheet.rst",
@@ -39,5 +45,5 @@ rule evaluate_checkpoint:
     shell:
         "python -m gc25d.steps.evaluate --settings {input.settings:q} --weights {input.weights:q}"
         " --data {params.data:q} --raw-root {params.raw_root:q}"
-        " --out {output.metrics:q} --clips {output.clips:q} --sheet {output.sheet:q}"
+        " --out {output.metrics:q} --clips {output.clips:q} --sheet {output.sheet:q} --scores {output.scores:q}"
         " --log {log:q}"

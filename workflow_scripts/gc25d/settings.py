@@ -55,7 +55,7 @@ class Capture(Section):
 
     source: Literal["vizdoom", "external"] = "vizdoom"
     """`vizdoom` plays scripted, seeded games; `external` finds finished runs below `raw_root`."""
-    scenes: tuple[str, ...] = ("deadly_corridor", "defend_the_center", "health_gathering")
+    scenes: tuple[str, ...] = ("deadly_corridor", "deathmatch", "defend_the_line")
     """Scenes to play (ViZDoom scenarios)."""
     runs_per_scene: Positive = 4
     """Runs of each scene: `run-000`, `run-001`, …"""
@@ -94,8 +94,8 @@ class Prep(Section):
     text: Text = Text()
     val_runs: tuple[str, ...] = (
         "deadly_corridor__run-003",
-        "defend_the_center__run-003",
-        "health_gathering__run-003",
+        "deathmatch__run-003",
+        "defend_the_line__run-003",
     )
     """Runs (`<scene>__<run>`) held out for validation; all others train."""
     buried: tuple[str, ...] = ()
@@ -226,7 +226,7 @@ class Regression(Section):
     """Gradient-norm references per device."""
 
     refs_root: str = ""
-    """Folder of the recorded references; "" is `refs/` beside the Snakefile."""
+    """Folder of the recorded references; "": `refs/` here, else beside the Snakefile."""
     rtol: Rate = 0.10
     """Relative tolerance of a cell that sets none of its own."""
     repeats: Positive = 3

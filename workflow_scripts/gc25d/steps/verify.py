@@ -27,14 +27,13 @@ def main(arguments: argparse.Namespace) -> None:
     """Run all checks, then write the report."""
     settings = load_step(arguments.settings, TrainStep)
     torch.set_num_threads(settings.train.cpu_threads)
-    model, geometry = settings.model, settings.geometry
+    model = settings.model
     config = wan_config(model.size, model.vocab, settings.text_dim, settings.text_length)
     weights = read_tensors(arguments.weights)
     report = verify_file(arguments.export, weights, config, model.vocab, arguments.step)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    prediction = probe(
-        load_model(arguments.export, device), geometry.frames, geometry.height, geometry.width
-    )
+    exported = load_model(arguments.export, device)
+    prediction = probe(exported, settings.geometry, settings.text_length)
     expected = read_tensors(arguments.probe)["prediction"]
     difference = check_probe(arguments.export, prediction, expected)
     write_json(arguments.out, {**report, "forward_difference": difference})

@@ -7,35 +7,37 @@ from gc25d.dataset.draws import torch_seed
 from gc25d.model.config import WanConfig
 from gc25d.model.wan import WanModel, WanOutput
 from gc25d.prep.parts import SEM
+from gc25d.settings import Geometry
 
 PROBE_TIMESTEP = 500.6
 PROBE_SEED = 0
 PROMPTS = 2
 
 
-def probe(model: WanModel, frames: int, height: int, width: int) -> Tensor:
+def probe(model: WanModel, geometry: Geometry, text_length: int) -> Tensor:
     """The model's prediction on seeded inputs of the run's geometry, float32 [1, 48, F, h, w].
 
     Every semantic class appears and frames have different prompts, so that no tensor of the model
     is idle.
     """
     device = next(model.parameters()).device
-    inputs = probe_inputs(model.config, frames, height, width)
+    inputs = probe_inputs(model.config, geometry, text_length)
     with torch.inference_mode():
         output: WanOutput = model(*(tensor.to(device) for tensor in inputs))
     return output.prediction.float().cpu()
 
 
-def probe_inputs(config: WanConfig, frames: int, height: int, width: int) -> tuple[Tensor, ...]:
+def probe_inputs(config: WanConfig, geometry: Geometry, text_length: int) -> tuple[Tensor, ...]:
     """Latents, timestep, prompts, lengths, context ids and semantic ids from a fixed seed."""
     generator = torch.Generator("cpu").manual_seed(torch_seed(PROBE_SEED, "probe"))
+    frames, height, width = geometry.frames, geometry.height, geometry.width
     latent_frames = (frames - 1) // 4 + 1
     shape = (1, config.in_channels, latent_frames, height // 16, width // 16)
     latents = torch.randn(shape, generator=generator)
     timestep = torch.full((1, latent_frames), PROBE_TIMESTEP)
     timestep[:, 0] = 0
-    lengths = torch.tensor([0, config.text_len // 2])
-    prompts = torch.zeros(PROMPTS, config.text_len, config.text_dim)
+    lengths = torch.tensor([0, text_length // 2])
+    prompts = torch.zeros(PROMPTS, text_length, config.text_dim)
     prompts[1, : lengths[1]] = torch.randn(int(lengths[1]), config.text_dim, generator=generator)
     context_ids = (torch.arange(latent_frames) % PROMPTS)[None]
     known = torch.tensor(sorted(SEM.values()), dtype=torch.uint8)

@@ -156,13 +156,8 @@ def write_results(method: FinetuneMethod, settings: TrainStep, files: SegmentFil
     config = wan_config(
         settings.model.size, settings.model.vocab, settings.text_dim, settings.text_length
     )
-    geometry = settings.geometry
-    prediction = probe(
-        model_from_tensors(config, weights, device),
-        geometry.frames,
-        geometry.height,
-        geometry.width,
-    )
+    frozen = model_from_tensors(config, weights, device)
+    prediction = probe(frozen, settings.geometry, settings.text_length)
     write_tensors(files.probe, {"prediction": prediction}, {})
     write_tensors(files.weights, weights, {})
 

@@ -1,0 +1,92 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gc25d.geometry.camera import look, perspective, pixel_centers, rotator_axes, unproject_rays
+from gc25d.geometry.capsules import first_hits, nearest_in_image, ray_distances
+
+CAMERA = look(np.zeros(3), rotator_axes(0, 0, 0)) @ perspective(90, 1, 1)
+UPRIGHT = np.array([100.0, 0, -20, 100, 0, 20, 10])
+
+
+def distance(origin, direction, capsule):
+    direction = np.array(direction, float) / np.linalg.norm(direction)
+    return ray_distances(np.array([origin], float), direction[None], np.asarray(capsule, float))[0]
+
+
+def test_side_cap_and_miss_by_hand():
+    assert distance((0, 0, 0), (1, 0, 0), UPRIGHT) == 90  # the cylinder
+    assert distance((100, 0, 100), (0, 0, -1), UPRIGHT) == 70  # the cap on top, at z = 30
+    assert distance((0, 0, 25), (1, 0, 0), UPRIGHT) == 100 - np.sqrt(75)  # the cap's flank
+    assert np.isinf(distance((0, 11, 0), (1, 0, 0), UPRIGHT))
+    assert np.isinf(distance((0, 0, 0), (-1, 0, 0), UPRIGHT))  # behind
+    assert distance((100, 0, 0), (1, 0, 0), UPRIGHT) == 0  # inside
+
+
+def test_sphere():
+    assert distance((0, 0, 0), (1, 0, 0), [50, 0, 0, 50, 0, 0, 5]) == 45
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(-40, 40), min_size=6, max_size=6),
+    st.floats(2, 15),
+    st.floats(-0.6, 0.6),
+    st.floats(-0.6, 0.6),
+)
+def test_agrees_with_stepping_along_the_ray(ends, radius, right, up):
+    capsule = np.array([*ends, radius])
+    capsule[[0, 3]] += 120  # in front of the origin
+    direction = np.array([1, right, up]) / np.linalg.norm([1, right, up])
+    start, axis = capsule[:3], capsule[3:6] - capsule[:3]
+    travelled = 0.0
+    for _ in range(300):  # sphere tracing: step by the distance to the surface
+        offset = travelled * direction - start
+        along = np.clip(offset @ axis / max(axis @ axis, 1e-9), 0, 1)
+        gap = np.linalg.norm(offset - along * axis) - radius
+        travelled += gap
+        if gap < 1e-7 or travelled > 1000:
+            break
+    found = distance((0, 0, 0), direction, capsule)
+    if travelled > 1000:
+        assert np.isinf(found)
+    elif gap < 1e-7:
+        np.testing.assert_allclose(found, travelled, atol=1e-3)
+
+
+def test_first_of_two_wins_and_absent_ones_do_not_count():
+    nearer = np.array([60.0, 0, 0, 60, 0, 0, 3])
+    absent = np.array([30.0, 0, 0, 30, 0, np.nan, 3])
+    capsules = np.stack([UPRIGHT, absent, nearer])
+    centre, above, outside = [50.0, 50], [50, 40], [5, 5]
+    hits = first_hits(np.array([centre, above, outside]), capsules, CAMERA, 100, 100)
+    assert hits.tolist() == [2, 0, -1]
+
+
+def test_culling_changes_nothing():
+    random = np.random.default_rng(3)
+    capsules = random.uniform(-60, 60, (12, 7))
+    capsules[:, [0, 3]] += 90
+    capsules[:, 6] = random.uniform(2, 12, 12)
+    capsules[0, [0, 3]] = -5, 60  # one reaches behind the camera
+    pixels = pixel_centers(40, 40).reshape(-1, 2)
+    origins, directions = unproject_rays(CAMERA, pixels, 40, 40)
+    distances = np.stack([ray_distances(origins, directions, c) for c in capsules])
+    expected = np.where(np.isinf(distances.min(axis=0)), -1, distances.argmin(axis=0))
+    np.testing.assert_array_equal(first_hits(pixels, capsules, CAMERA, 40, 40), expected)
+
+
+def test_nearest_measures_from_the_outline():
+    # focal length 50 px. Thick: axis at x = 50, radius 5. Thin: axis at x = 70, radius 1.
+    thick, thin = UPRIGHT, np.array([100.0, 40, -20, 100, 40, 20, 2])
+    pixels = np.array([[61.5, 50.0], [62.5, 50]])  # the middle between 55 and 69 is 62
+    found = nearest_in_image(pixels, np.stack([thick, thin]), CAMERA, 100, 100)
+    assert found.tolist() == [0, 1]
+
+
+def test_nearest_ignores_what_is_behind_and_cuts_what_reaches_behind():
+    behind = np.array([-50.0, 0, 0, -60, 0, 0, 5])
+    through = np.array([-50.0, 30, 0, 50, 30, 0, 1])
+    pixels = np.array([[95.0, 50.0]])
+    assert nearest_in_image(pixels, behind[None], CAMERA, 100, 100).tolist() == [-1]
+    assert nearest_in_image(pixels, np.stack([behind, through]), CAMERA, 100, 100).tolist() == [1]

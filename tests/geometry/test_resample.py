@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+
+from gc25d.errors import UserError
+from gc25d.geometry.camera import look, perspective, project, rotator_axes
+from gc25d.geometry.resample import (
+    fit_view,
+    resample_cameras,
+    resample_frames,
+    resample_stencil,
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "box"),
+    [
+        ((240, 320), (96, 160), (0, 24, 320, 216)),  # cropped above and below
+        ((100, 300), (50, 100), (50, 0, 250, 100)),  # cropped at the sides
+        ((10, 10), (32, 96), (0, 10 / 3, 10, 20 / 3)),  # inside a pixel, enlarged
+    ],
+)
+def test_largest_centred_box(source, target, box):
+    np.testing.assert_allclose(fit_view(source, target).box, box)
+
+
+def test_identity_returns_the_same_pixels():
+    frames = np.random.default_rng(0).integers(0, 255, (2, 32, 64, 3), np.uint8)
+    view = fit_view((32, 64), (32, 64))
+    np.testing.assert_array_equal(resample_frames(frames, view), frames)
+    np.testing.assert_array_equal(resample_stencil(frames[..., 0], view), frames[..., 0])
+
+
+def test_stencil_takes_the_pixel_under_the_centre():
+    stencil = np.arange(6, dtype=np.uint8).reshape(1, 1, 6)
+    halved = resample_stencil(np.repeat(stencil, 2, axis=1), fit_view((2, 6), (1, 3)))
+    assert halved.tolist() == [[[1, 3, 5]]]
+    doubled = resample_stencil(stencil[:, :, :2], fit_view((1, 2), (2, 4)))
+    assert doubled.tolist() == [[[0, 0, 1, 1]] * 2]
+
+
+def test_flat_and_ramp_survive_shrinking():
+    ramp = np.broadcast_to(
+        np.arange(0, 240, 2, dtype=np.uint8)[None, None, :, None], (1, 60, 120, 3)
+    )
+    small = resample_frames(np.ascontiguousarray(ramp), fit_view((60, 120), (15, 30)))
+    # target pixel j covers source pixels 4j … 4j+3, mean value 2·(4j + 1.5)
+    np.testing.assert_allclose(small[0, 7, 2:-2, 0], 8 * np.arange(30)[2:-2] + 3, atol=1)
+
+
+@pytest.mark.parametrize("target", [(96, 160), (64, 96), (160, 160), (480, 832)])
+def test_frame_stencil_and_camera_agree_to_under_a_source_pixel(target):
+    source = (240, 320)
+    camera = look(np.zeros(3), rotator_axes(0, 0, 0)) @ perspective(90, 320 / 240, 10)
+    point = np.array([400.0, 90, -60])
+    (u, v), _ = project(point, camera, 320, 240)
+    stencil = np.zeros((1, *source), np.uint8)
+    stencil[0, int(v) - 4 : int(v) + 5, int(u) - 4 : int(u) + 5] = 8
+    square = np.array([int(u) + 0.5, int(v) + 0.5])  # its centre
+    frames = np.repeat(stencil[..., None] * np.uint8(30), 3, axis=-1)
+    view = fit_view(source, target)
+    height, width = target
+
+    (tu, tv), _ = project(point, resample_cameras(camera, view), width, height)
+    expected = np.array([tu, tv]) + (square - [u, v]) * [width / view.width, height / view.height]
+    pixel = max(height / view.height, width / view.width)  # a source pixel in target pixels
+    for picture in (resample_frames(frames, view)[0, ..., 0], resample_stencil(stencil, view)[0]):
+        weight = picture / picture.sum()
+        rows, columns = np.indices(picture.shape) + 0.5
+        found = [(columns * weight).sum(), (rows * weight).sum()]
+        assert np.abs(np.subtract(found, expected)).max() < max(pixel, 0.5)
+
+
+def test_another_source_size_is_named():
+    with pytest.raises(UserError, match=r"picture of 8 by 9 .* expected 10 by 10"):
+        resample_stencil(np.zeros((1, 8, 9), np.uint8), fit_view((10, 10), (5, 5)))

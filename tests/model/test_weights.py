@@ -1,0 +1,170 @@
+import json
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gc25d.errors import UserError
+from gc25d.model.names import to_diffusers, to_native
+from gc25d.model.shards import save_diffusers, save_native_shards
+from gc25d.model.weights import load_base, load_tensors
+from gc25d.model.zoo import build_model
+
+INDEX = "diffusion_pytorch_model.safetensors.index.json"
+
+
+def assert_equal(model, expected, skip=()):
+    for name, tensor in model.state_dict().items():
+        if not name.startswith(tuple(skip)):
+            assert torch.equal(tensor, expected[name]), name
+
+
+def save_shards(model, config, folder, **options):
+    options = {"dtype": torch.float32, "shard_bytes": 40_000} | options
+    save_native_shards(model.state_dict(), config, folder, **options)
+
+
+def test_names_go_both_ways(small_model):
+    names = list(small_model.state_dict())
+    theirs = [to_diffusers(name) for name in names]
+    assert len(set(theirs)) == len(names)
+    assert [to_native(name) for name in theirs] == names
+    assert [to_native(name) for name in names] == names  # native names pass unchanged
+    assert to_diffusers("blocks.17.cross_attn.o.bias") == "blocks.17.attn2.to_out.0.bias"
+    assert to_diffusers("blocks.1.norm3.weight") == "blocks.1.norm2.weight"
+
+
+@pytest.mark.parametrize("save", [save_native_shards, save_diffusers])
+@pytest.mark.parametrize("shard_bytes", [40_000, 10**9])
+def test_a_directory_gives_back_the_weights(tmp_path, small_model, small_config, save, shard_bytes):
+    state = small_model.state_dict()
+    save(state, small_config, tmp_path, dtype=torch.float32, shard_bytes=shard_bytes)
+    assert (tmp_path / INDEX).exists() == (shard_bytes < 10**9)
+    model = build_model(small_config, 0)
+    load_base(model, tmp_path)
+    assert_equal(model, state)
+
+
+def test_shards_are_bounded_and_converted(tmp_path, small_model, small_config):
+    save_native_shards(small_model.state_dict(), small_config, tmp_path, shard_bytes=40_000)
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    for shard in shards:
+        tensors = load_file(shard)
+        assert all(t.dtype == torch.bfloat16 for t in tensors.values())
+        assert len(tensors) == 1 or sum(2 * t.numel() for t in tensors.values()) <= 40_000
+    total = json.loads((tmp_path / INDEX).read_text())["metadata"]["total_size"]
+    assert total == 2 * sum(p.numel() for p in small_model.parameters())
+    assert {p.name for p in tmp_path.iterdir()} == {INDEX, "config.json", *(s.name for s in shards)}
+
+
+def test_diffusers_reads_what_was_written(tmp_path, small_model, small_config, base_model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        diffusers = pytest.importorskip("diffusers")
+        save_diffusers(small_model.state_dict(), small_config, tmp_path, dtype=torch.float32)
+        peer, report = diffusers.WanTransformer3DModel.from_pretrained(
+            tmp_path, output_loading_info=True
+        )
+    assert not any(report.values())
+    theirs = {to_native(name): tensor for name, tensor in peer.state_dict().items()}
+    assert_equal(base_model, theirs)
+    assert len(theirs) == len(base_model.state_dict())
+
+
+def test_base_weights_leave_the_condition_as_it_was(
+    tmp_path, small_config, small_model, base_model
+):
+    save_shards(base_model, small_config, tmp_path / "transformer")
+    model = build_model(small_config, 0)
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    load_base(model, tmp_path)  # a pipeline's directory
+    assert_equal(model, base_model.state_dict(), skip=["gc_sem_cond."])
+    for name in (n for n in before if n.startswith("gc_sem_cond.")):
+        assert torch.equal(model.state_dict()[name], before[name])
+
+
+def test_a_file_of_all_tensors(tmp_path, small_config, small_model, base_model):
+    state = small_model.state_dict()
+    save_file({n: t.bfloat16() for n, t in state.items()}, tmp_path / "x.safetensors")
+    model = build_model(small_config, 0)
+    load_tensors(model, tmp_path / "x.safetensors")
+    assert_equal(model, {n: t.bfloat16().float() for n, t in state.items()})
+    save_file(base_model.state_dict(), tmp_path / "base.safetensors")
+    with pytest.raises(UserError, match=r"missing gc_sem_cond\.proj_in\.bias, .* and 1 more"):
+        load_tensors(model, tmp_path / "base.safetensors")
+    load_base(model, tmp_path / "base.safetensors")
+    assert_equal(model, base_model.state_dict(), skip=["gc_sem_cond."])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("blocks.1.ffn.2.bias"), r"missing blocks\.1\.ffn\.2\.bias"),
+        (lambda s: s.update({"module.x": torch.zeros(1)}), r"extra module\.x"),
+        (
+            lambda s: s.update({"head.modulation": torch.zeros(1, 2, 47)}),
+            r"head\.modulation is \[1, 2, 47\], expected \[1, 2, 48\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_is_loaded(
+    tmp_path, small_config, small_model, change, message
+):
+    state = {n: t.clone() for n, t in small_model.state_dict().items()}
+    change(state)
+    save_file(state, tmp_path / "x.safetensors")
+    model = build_model(small_config, 0)
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    for load in (load_base, load_tensors):
+        with pytest.raises(UserError, match=message):
+            load(model, tmp_path / "x.safetensors")
+    assert_equal(model, before)
+
+
+def test_a_tensor_that_the_index_names_but_its_shard_lacks(tmp_path, small_model, small_config):
+    save_shards(small_model, small_config, tmp_path)
+    weight_map = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+    victim = "blocks.0.self_attn.norm_k.weight"
+    shard = tmp_path / weight_map[victim]
+    tensors = load_file(shard)
+    del tensors[victim]
+    save_file(tensors, shard)
+    with pytest.raises(UserError, match=rf"{shard.name}.*missing {victim}"):
+        load_base(build_model(small_config, 0), tmp_path)
+
+
+def test_broken_directories_are_refused(tmp_path, small_model, small_config):
+    model = build_model(small_config, 0)
+    with pytest.raises(UserError, match="nowhere: not found"):
+        load_base(model, tmp_path / "nowhere")
+    save_shards(small_model, small_config, tmp_path)
+    index = json.loads((tmp_path / INDEX).read_text())
+    shard = tmp_path / index["weight_map"]["head.head.weight"]
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-10])
+    with pytest.raises(UserError, match=rf"{shard.name}: not a whole"):
+        load_base(model, tmp_path)
+    shard.unlink()
+    with pytest.raises(UserError, match=rf"{shard.name}: not found"):
+        load_base(model, tmp_path)
+    shard.write_bytes(whole)
+    (tmp_path / INDEX).unlink()
+    with pytest.raises(UserError, match="0 index files"):
+        load_base(model, tmp_path)
+    index["weight_map"]["head.head.weight"] = "../stolen.safetensors"
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(UserError, match="is no file name"):
+        load_base(model, tmp_path)
+
+
+def test_writing_again_leaves_no_stale_shards(tmp_path, small_model, base_model, small_config):
+    save_shards(small_model, small_config, tmp_path)
+    save_diffusers(small_model.state_dict(), small_config, tmp_path)
+    assert (tmp_path / "gc_sem_cond.safetensors").exists()
+    save_shards(base_model, small_config, tmp_path, shard_bytes=10**9)
+    expected = {"config.json", "diffusion_pytorch_model.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == expected
+    model = build_model(small_config, 0)
+    load_base(model, tmp_path)
+    assert_equal(model, base_model.state_dict(), skip=["gc_sem_cond."])

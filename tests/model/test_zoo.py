@@ -1,0 +1,100 @@
+import dataclasses
+
+import pytest
+import torch
+
+from gc25d.errors import UserError
+from gc25d.model.wan import WanModel
+from gc25d.model.zoo import SIZES, build_model, config_from_tensors, wan_config
+
+
+def meta_shapes(config):
+    with torch.device("meta"):
+        return {n: tuple(t.shape) for n, t in WanModel(config).state_dict().items()}
+
+
+def count(shapes):
+    return sum(torch.Size(shape).numel() for shape in shapes.values())
+
+
+def test_5b_has_wans_tensors_and_parameters():
+    base = meta_shapes(wan_config("5b", None, 4096, 512))
+    assert len(base) == 825
+    assert count(base) == 4_999_787_712
+    full = meta_shapes(wan_config("5b", "parts", 4096, 512))
+    assert len(full) == 831
+    added = set(full) - set(base)
+    kinds = ("proj_in", "proj_mid", "proj_out")
+    assert added == {f"gc_sem_cond.{k}.{part}" for k in kinds for part in ("weight", "bias")}
+    assert full["gc_sem_cond.proj_in.weight"] == (1024, 4 * 8 * 8 * 20)
+    assert 2 * count(full) == pytest.approx(10.02e9, rel=1e-3)  # bytes in bf16
+
+
+def test_native_names_of_a_block_and_of_the_rest():
+    names = set(meta_shapes(wan_config("tiny", None, 64, 64)))
+    linear = [f"{a}.{p}" for a in ("self_attn", "cross_attn") for p in "qkvo"] + ["ffn.0", "ffn.2"]
+    block = {f"{n}.{part}" for n in (*linear, "norm3") for part in ("weight", "bias")}
+    block |= {f"{a}.norm_{x}.weight" for a in ("self_attn", "cross_attn") for x in "qk"}
+    block.add("modulation")
+    assert len(block) == 27
+    assert {n.removeprefix("blocks.3.") for n in names if n.startswith("blocks.3.")} == block
+    outer = ["patch_embedding", "text_embedding.0", "text_embedding.2", "time_embedding.0"]
+    outer += ["time_embedding.2", "time_projection.1", "head.head"]
+    expected = {f"{n}.{part}" for n in outer for part in ("weight", "bias")} | {"head.modulation"}
+    assert {n for n in names if not n.startswith("blocks.")} == expected
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("vocab", ["parts", "ids", None])
+def test_a_configuration_is_recovered_from_shapes(size, vocab):
+    config = wan_config(size, vocab, 96, 40)
+    assert config_from_tensors(meta_shapes(config), text_len=40) == config
+
+
+def test_shapes_of_no_known_size_are_refused():
+    shapes = meta_shapes(wan_config("tiny", "parts", 64, 64))
+    cut = {n: s for n, s in shapes.items() if not n.startswith("blocks.5.")}
+    with pytest.raises(UserError, match="192 wide and has 5 blocks"):
+        config_from_tensors(cut)
+    with pytest.raises(UserError, match="patch_embedding"):
+        config_from_tensors({"conv.weight": (1, 2)})
+    wrong = shapes | {"gc_sem_cond.proj_in.weight": (128, 999)}
+    with pytest.raises(UserError, match="fits no vocabulary"):
+        config_from_tensors(wrong)
+    with pytest.raises(UserError, match=r"'7b' is unknown: choose one of tiny, 1\.3b, 5b"):
+        wan_config("7b", None, 64, 64)
+
+
+def test_weights_are_a_function_of_the_seed_alone():
+    config = dataclasses.replace(SIZES["tiny"], vocab="parts", text_dim=64, num_layers=1)
+    before = torch.get_rng_state()
+    first, again, other = (build_model(config, seed).state_dict() for seed in (5, 5, 6))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    name = "blocks.0.ffn.0.weight"
+    assert not torch.equal(first[name], other[name])
+    base = build_model(dataclasses.replace(config, vocab=None), 5).state_dict()
+    assert all(torch.equal(first[name], base[name]) for name in base)
+
+
+def test_initialisation_is_wans():
+    config = dataclasses.replace(SIZES["tiny"], vocab="parts", text_dim=64, num_layers=1)
+    state = build_model(config, 0).state_dict()
+    assert not any(t.any() for n, t in state.items() if n.endswith(".bias"))
+    assert not state["head.head.weight"].any()
+    assert not state["gc_sem_cond.proj_out.weight"].any()
+    assert state["gc_sem_cond.proj_in.weight"].any()
+    assert all((t == 1).all() for n, t in state.items() if "norm" in n and n.endswith("weight"))
+    bound = (6 / (192 + 512)) ** 0.5
+    weight = state["blocks.0.ffn.0.weight"]
+    assert weight.abs().max() <= bound
+    assert float(weight.std()) == pytest.approx(bound / 3**0.5, rel=0.01)
+    patch = (6 / (192 + 48 * 4)) ** 0.5
+    assert float(state["patch_embedding.weight"].std()) == pytest.approx(patch / 3**0.5, rel=0.01)
+    assert float(state["text_embedding.0.weight"].std()) == pytest.approx(0.02, rel=0.03)
+    assert float(state["blocks.0.modulation"].std()) == pytest.approx(192**-0.5, rel=0.1)
+    assert build_model(config, 0, zero_head=False).head.head.weight.any()
+
+
+def test_the_first_prediction_of_a_new_model_is_zero(small_config, inputs):
+    assert not build_model(small_config, 0)(**inputs).prediction.any()

@@ -1,0 +1,140 @@
+"""The training chain on a real data set: exact resume, segments, side steps, refusals."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gc25d.dataset.clips import ClipDataset
+from gc25d.errors import UserError
+from gc25d.records import digest_file, read_csv, read_json, read_jsonl
+from gc25d.step_settings import TrainStep
+from gc25d.train.segment import Pace, SegmentFiles, train_segment
+
+SETTINGS = TrainStep.model_validate(
+    {
+        "geometry": {"frames": 9, "height": 64, "width": 64},
+        "text_length": 16,
+        "text_dim": 8,
+        "samples": {},
+        "model": {},
+        "train": {"global_batch": 4, "grad_accum": 2, "warmup_steps": 2, "cpu_threads": 1},
+        "validation": {"n": 2, "timesteps": [500]},
+    }
+)
+SAME = ("clips", "epoch", "text_drop", "cond_drop", "mask_frac", "timestep", "loss", "mse")
+SAME += ("grad_norm", "lr", "sem_rms")
+
+
+def pace(**changes: int) -> Pace:
+    usual = {"micro_batch": 2, "save_every": 2, "validate_every": 2, "log_every": 1, "workers": 0}
+    return Pace(**{**usual, **changes})
+
+
+def train(data: Path, run: Path, until: int, **changes: int) -> str:
+    folder = run / f"step-{until}"
+    files = SegmentFiles(
+        folder / "weights.safetensors", folder / "probe.safetensors", folder / "done.json"
+    )
+    train_segment(SETTINGS, data, run, until, pace(**changes), files)
+    return digest_file(files.weights)
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    return [{name: row[name] for name in SAME} for row in read_csv(run / "train_log.csv")]
+
+
+@pytest.fixture(scope="module")
+def whole(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven uninterrupted steps: 10 clips, 5 rounds of 2, so epochs of 3 steps (4, 4, 2)."""
+    run = tmp_path_factory.mktemp("whole")
+    train(small_dataset, run, 7)
+    return run
+
+
+def test_steps_take_the_samples_that_arithmetic_says(whole: Path, small_dataset: Path) -> None:
+    logged = read_csv(whole / "train_log.csv")
+    assert [int(row["step"]) for row in logged] == [1, 2, 3, 4, 5, 6, 7]
+    assert [len(row["clips"].split()) for row in logged] == [4, 4, 2, 4, 4, 2, 4]
+    assert [row["epoch"] for row in logged] == ["0", "0", "0", "1", "1", "1", "2"]
+    clips = {row.clip_id for row in ClipDataset(small_dataset, "train").rows}
+    first_epoch = " ".join(row["clips"] for row in logged[:3]).split()
+    second_epoch = " ".join(row["clips"] for row in logged[3:6]).split()
+    assert set(first_epoch) == set(second_epoch) == clips
+    assert first_epoch != second_epoch
+    done = read_json(whole / "step-7/done.json")
+    assert (done["epoch"], done["step_in_epoch"], done["steps_per_epoch"]) == (2, 1, 3)
+
+
+# 2: in mid-epoch; 3: after an epoch's last micro-batch; 5 then 6: twice.
+@pytest.mark.parametrize("stops", [(2,), (3,), (5, 6)])
+def test_segments_give_the_weights_and_rows_of_one_run(
+    whole: Path, small_dataset: Path, tmp_path: Path, stops: tuple[int, ...]
+) -> None:
+    for stop in stops:
+        train(small_dataset, tmp_path, stop)
+    assert train(small_dataset, tmp_path, 7) == digest_file(whole / "step-7/weights.safetensors")
+    assert rows(tmp_path) == rows(whole)
+
+
+def test_a_kill_between_saves_changes_nothing(
+    whole: Path, small_dataset: Path, tmp_path: Path
+) -> None:
+    train(small_dataset, tmp_path, 5)
+    # As a kill at step 5 leaves it: the last state is step 4's, its rows go further, the last cut.
+    shutil.rmtree(tmp_path / "states/step-0000005")
+    shutil.rmtree(tmp_path / "step-5")
+    with (tmp_path / "train_log.csv").open("a") as log:
+        log.write("6,0.1")
+    assert train(small_dataset, tmp_path, 7) == digest_file(whole / "step-7/weights.safetensors")
+    assert rows(tmp_path) == rows(whole)
+    validated = [int(row["step"]) for row in read_csv(tmp_path / "val_log.csv")]
+    assert validated == [2, 4, 6, 7]
+
+
+def test_workers_and_log_settings_change_nothing(
+    whole: Path, small_dataset: Path, tmp_path: Path
+) -> None:
+    digest = train(small_dataset, tmp_path, 7, workers=2, log_every=3, save_every=3)
+    assert digest == digest_file(whole / "step-7/weights.safetensors")
+
+
+def test_a_step_behind_the_chain_leaves_the_chain_alone(
+    whole: Path, small_dataset: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    before = {p.relative_to(run): digest_file(p) for p in run.rglob("*") if p.is_file()}
+    aside = train(small_dataset, run, 3)
+    fresh = train(small_dataset, tmp_path / "fresh", 3)
+    assert aside == fresh
+    after = {p.relative_to(run): digest_file(p) for p in run.rglob("*") if p.is_file()}
+    assert {path: after.get(path) for path in before} == before
+
+
+def test_damaged_states_are_passed_over_and_never_mean_a_new_start(
+    whole: Path, small_dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    newest = run / "states/step-0000007/model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-10])
+    digest = train(small_dataset, run, 8)
+    assert "step-0000007 is damaged (model.safetensors has" in caplog.text
+    assert digest == train(small_dataset, tmp_path / "fresh", 8)
+    for manifest in (run / "states").glob("*/manifest.json"):
+        manifest.unlink()
+    kept = digest_file(run / "train_log.csv")
+    with pytest.raises(UserError, match="none of its 2 states is whole"):
+        train(small_dataset, run, 9)
+    assert digest_file(run / "train_log.csv") == kept
+
+
+def test_history_tells_what_happened(whole: Path, small_dataset: Path, tmp_path: Path) -> None:
+    events = [row["event"] for row in read_jsonl(whole / "history.jsonl")]
+    assert events == ["start", "finish"]
+
+
+def test_logged_norm_is_before_clipping(whole: Path) -> None:
+    norms = [float(row["grad_norm"]) for row in read_csv(whole / "train_log.csv")]
+    assert all(norm > 0 for norm in norms)

@@ -1,0 +1,84 @@
+"""The ground as the 4×4-pixel cells of a clip see it, as linear forms in the pixel.
+
+`geometry.ground.ground_matrix` gives x·q, y·q, q and depth of a pixel's ground point as linear
+functions of the pixel. Where there is such a point q is positive, so "beyond a line of the ground"
+is the sign of one more linear function: a comparison per cell, without any unprojection.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from gc25d.geometry.ground import ground_matrix
+from gc25d.shapes import WorldToClip
+
+CELL = 4
+CENTRE = 2
+"""A cell is sampled at its pixel (row 2, column 2)."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """The ground beyond nx·x + ny·y = offset, cm."""
+
+    normal: tuple[float, float]
+    offset: float
+
+
+@dataclass(frozen=True)
+class GroundCells:
+    """What T frames of rows × columns cells see of one ground plane."""
+
+    matrix: Float64[np.ndarray, "T 3 4"]
+    """`ground_matrix` of each frame."""
+    u: Float64[np.ndarray, " columns"]
+    v: Float64[np.ndarray, " rows"]
+
+    @classmethod
+    def seen(cls, world_to_clip: WorldToClip, plane_z: float, height: int, width: int) -> Self:
+        """The cells of frames of `height` × `width` pixels over the plane Z = `plane_z` (cm)."""
+        return cls(
+            ground_matrix(world_to_clip, plane_z, width, height),
+            np.arange(CENTRE, width, CELL) + 0.5,
+            np.arange(CENTRE, height, CELL) + 0.5,
+        )
+
+    def missing(self) -> Bool[np.ndarray, "T rows columns"]:
+        """Where a cell's ray meets no ground before the camera (sky)."""
+        behind = self._exceeds(self.matrix[:, :, 2], 0)
+        np.logical_not(behind, out=behind)
+        behind |= self._exceeds(self.matrix[:, :, 3], 1)
+        return behind
+
+    def beyond(self, line: Line) -> Bool[np.ndarray, "T rows columns"]:
+        """Where the ground point lies beyond `line`, for cells that have one."""
+        return self._exceeds(self.matrix @ _form(line), 0)
+
+    def projections(
+        self, frame: int, normal: tuple[float, float], cells: Bool[np.ndarray, "rows columns"]
+    ) -> Float64[np.ndarray, " N"]:
+        """nx·x + ny·y of the ground points (cm) of `cells`, which must have one."""
+        along = self._values(frame, self.matrix[frame] @ _form(Line(normal, 0.0)))[cells]
+        return np.asarray(along / self.height_form(frame)[cells])
+
+    def height_form(self, frame: int) -> Float64[np.ndarray, "rows columns"]:
+        """The form q of one frame: above 0 on the ground, lower the higher above the horizon."""
+        return self._values(frame, self.matrix[frame, :, 2])
+
+    def _values(self, frame: int, form: np.ndarray) -> np.ndarray:
+        return np.asarray(form[0] * self.u + (form[1] * self.v + form[2])[:, None])
+
+    def _exceeds(self, forms: np.ndarray, bound: float) -> np.ndarray:
+        """Where each frame's linear function of the pixel, [T, 3], is above `bound`."""
+        across = forms[:, 0:1] * self.u
+        down = forms[:, 1:2] * self.v + forms[:, 2:3]
+        if (across.max(axis=1) + down.max(axis=1) <= bound).all():  # nowhere: the usual depth
+            return np.zeros((len(forms), len(self.v), len(self.u)), dtype=bool)
+        return np.asarray(np.greater(across[:, None, :], (bound - down)[:, :, None]))
+
+
+def _form(line: Line) -> np.ndarray:
+    """(x·q, y·q, q, depth) → q · (nx·x + ny·y − offset)."""
+    return np.array([*line.normal, -line.offset, 0.0])

@@ -1,0 +1,177 @@
+"""The world-anchored UNKNOWN mask: half-planes of the ground whose static ids are hidden."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from gc25d.dataset.ground_cells import CELL, CENTRE, GroundCells, Line
+from gc25d.prep.parts import LAST_STATIC
+from gc25d.shapes import SemIds, WorldToClip
+
+Coverage: TypeAlias = Literal["first_frame", "mean_frame", "capped"]
+
+ONE_PLANE_P = 0.7
+QUANTILES = (0.05, 0.40)
+CAP = 0.40
+"""Largest share of a frame's static pixels that `capped` hides."""
+CALIBRATION_STRIDE = 4
+"""`mean_frame` calibrates on every 4th frame: one for each latent frame."""
+
+
+@dataclass(frozen=True)
+class HalfPlane:
+    """The part of the ground beyond a line."""
+
+    theta: float
+    """Direction of the normal in world XY, radians from +X towards +Y."""
+    quantile: float
+    """Share of the calibration cells that lies beyond the line."""
+
+    @property
+    def normal(self) -> tuple[float, float]:
+        """Unit normal in world XY."""
+        return float(np.cos(self.theta)), float(np.sin(self.theta))
+
+
+def draw_planes(uniforms: Float64[np.ndarray, "5"]) -> tuple[HalfPlane, ...]:
+    """Five uniforms in [0, 1) → one half-plane (p 0.7) or two (p 0.3)."""
+    low, high = QUANTILES
+    planes = [
+        HalfPlane(float(2 * np.pi * uniforms[i]), float(low + (high - low) * uniforms[i + 1]))
+        for i in (1, 3)
+    ]
+    return tuple(planes[: 1 if uniforms[0] < ONE_PLANE_P else 2])
+
+
+def mask_ids(
+    sem_ids: SemIds,
+    world_to_clip: WorldToClip,
+    plane_z: float | None,
+    planes: Sequence[HalfPlane],
+    coverage: Coverage,
+    *,
+    out: SemIds | None = None,
+) -> tuple[SemIds, float]:
+    """Hide static pixels beyond `planes`, or without a ground point, as UNKNOWN.
+
+    Characters (10..21) never change. A cell of 4×4 pixels is hidden as one, by its pixel (2, 2).
+    Nothing is hidden without a ground plane, without planes, or when no static cell of the
+    calibration frames shows the ground.
+
+    Args:
+        sem_ids: uint8 [T, H, W], sides multiples of 4.
+        world_to_clip: float64 [T, 4, 4], row vectors, at the resolution of `sem_ids`.
+        plane_z: height of the ground, cm; None when the run has none.
+        planes: what to hide; see `draw_planes`.
+        coverage: `first_frame` calibrates each line on the static cells of frame 0, `mean_frame` on
+            those of the whole clip, `capped` as `first_frame` and then moves a frame's lines
+            outwards together until at most 40 % of its static pixels are hidden.
+        out: where to write the result; may be `sem_ids` itself.
+
+    Returns:
+        The masked ids and the share of all pixels that was hidden.
+    """
+    if out is None:
+        out = sem_ids.copy()
+    elif out is not sem_ids:
+        out[...] = sem_ids
+    if plane_z is None or not planes:
+        return out, 0.0
+    cells = GroundCells.seen(world_to_clip, plane_z, *sem_ids.shape[1:])
+    missing = cells.missing()
+    frames = range(0, len(sem_ids), CALIBRATION_STRIDE) if coverage == "mean_frame" else (0,)
+    lines = _calibrate(cells, missing, sem_ids, planes, frames)
+    if not lines:
+        return out, 0.0
+    cap = CAP if coverage == "capped" else 1.0
+    return out, _hide(cells, missing, lines, cap, out) / out.size
+
+
+def _calibrate(
+    cells: GroundCells,
+    missing: Bool[np.ndarray, "T rows columns"],
+    sem_ids: SemIds,
+    planes: Sequence[HalfPlane],
+    frames: Sequence[int],
+) -> list[Line]:
+    """Each plane's line: the (1 − q) quantile of the static ground cells of `frames`.
+
+    No line at all when there is no such cell.
+    """
+    centres = sem_ids[:, CENTRE::CELL, CENTRE::CELL]
+    seen = {t: (centres[t] <= LAST_STATIC) & ~missing[t] for t in frames}
+    if not any(chosen.any() for chosen in seen.values()):
+        return []
+    lines = []
+    for plane in planes:
+        projections = [cells.projections(t, plane.normal, chosen) for t, chosen in seen.items()]
+        offset = np.quantile(np.concatenate(projections), 1 - plane.quantile)
+        lines.append(Line(plane.normal, float(offset)))
+    return lines
+
+
+def _hide(
+    cells: GroundCells,
+    missing: Bool[np.ndarray, "T rows columns"],
+    lines: Sequence[Line],
+    cap: float,
+    sem_ids: SemIds,
+) -> int:
+    """Hide in place, a frame at a time to stay in the processor's cache; the pixels hidden."""
+    beyond = missing.copy()
+    for line in lines:
+        beyond |= cells.beyond(line)
+    hidden = 0
+    for t in np.flatnonzero(beyond.any(axis=(1, 2))):
+        static = sem_ids[t] <= LAST_STATIC
+        chosen = _pixels(static, beyond[t])
+        count = int(np.count_nonzero(chosen))
+        if cap < 1 and count > cap * (total := np.count_nonzero(static)):
+            kept = _shrunk(cells, int(t), lines, beyond[t], missing[t], static, cap * total)
+            chosen = _pixels(static, kept)
+            count = int(np.count_nonzero(chosen))
+        # UNKNOWN has all bits set, and so has the negative of 1: or-ing it in replaces an id.
+        np.bitwise_or(sem_ids[t], np.negative(chosen.view(np.uint8)), out=sem_ids[t])
+        hidden += count
+    return hidden
+
+
+def _pixels(
+    static: Bool[np.ndarray, "H W"], cells: Bool[np.ndarray, "rows columns"]
+) -> Bool[np.ndarray, "H W"]:
+    """The pixels of `static` that lie in `cells`; a cell's row of four pixels is one word."""
+    lanes = np.repeat(cells.astype(np.uint32) * np.uint32(0x01010101), CELL, axis=0)
+    return np.asarray(np.bitwise_and(static.view(np.uint32), lanes).view(np.bool_))
+
+
+def _shrunk(
+    cells: GroundCells,
+    frame: int,
+    lines: Sequence[Line],
+    beyond: Bool[np.ndarray, "rows columns"],
+    missing: Bool[np.ndarray, "rows columns"],
+    static: Bool[np.ndarray, "H W"],
+    allowed: float,
+) -> Bool[np.ndarray, "rows columns"]:
+    """The cells of `beyond` that stay hidden when at most `allowed` static pixels may.
+
+    Sky stays first, from the highest above the horizon down, then ground, the furthest beyond the
+    nearest line first. So what is hidden keeps its shape and shrinks towards the horizon, then up.
+    """
+    bits = np.bitwise_count(static.view(np.uint32))
+    weights = bits.reshape(len(cells.v), CELL, -1).sum(axis=1, dtype=np.int64)
+    sky, ground = beyond & missing, beyond & ~missing
+    of_sky = int(weights[sky].sum())
+    if of_sky > allowed:
+        kept, group, rank = np.zeros_like(sky), sky, cells.height_form(frame)[sky]
+    else:
+        kept, group, allowed = sky, ground, allowed - of_sky
+        inside = [line.offset - cells.projections(frame, line.normal, ground) for line in lines]
+        rank = np.min(inside, axis=0)
+    order = np.argsort(rank, kind="stable")
+    fits = np.cumsum(weights[group][order]) <= allowed
+    kept.flat[np.flatnonzero(group)[order[fits]]] = True
+    return np.asarray(kept)

@@ -1,0 +1,184 @@
+"""The Wan2.2-TI2V diffusion transformer with per-frame timesteps and prompts (native names)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gc25d.errors import UserError
+from gc25d.model.attention import attention_backends
+from gc25d.model.blocks import WanBlock, modulate
+from gc25d.model.config import PATCH, WanConfig
+from gc25d.model.rope import rope_table
+from gc25d.model.semantic import SemanticCondition
+from gc25d.model.text import TextContext, cut_prompts, text_context
+from gc25d.shapes import ContextIds, Latents, Prompts, Tokens
+
+_PERIOD = 10000.0  # longest period of the timestep embedding, in units of 2π timesteps
+_LATENT_PIXELS = 16  # pixels a side of a latent cell
+_LATENT_FRAMES = 4  # video frames of a latent frame after the first
+
+
+@dataclass(frozen=True)
+class WanOutput:
+    """What a forward pass returns."""
+
+    prediction: Latents
+    """Predicted velocity, shaped as the latents."""
+    stats: Mapping[str, Tensor]
+    """`x_rms` and `sem_rms`: rms of the patch-embedded and of the condition's tokens, detached."""
+
+
+class PatchEmbedding(nn.Conv3d):
+    """Non-overlapping 1×2×2 patches → tokens: a convolution, computed as one matrix product."""
+
+    def __init__(self, config: WanConfig) -> None:
+        super().__init__(config.in_channels, config.dim, kernel_size=PATCH, stride=PATCH)
+
+    def forward(self, latents: Latents) -> Tokens:
+        """[B, C, F, h, w] → [B, N, D]."""
+        batch, channels, frames, height, width = latents.shape
+        split = (batch, channels, frames, height // PATCH[1], PATCH[1], width // PATCH[2], PATCH[2])
+        patches = latents.to(self.weight.dtype).reshape(split).permute(0, 2, 3, 5, 1, 4, 6)
+        flat = patches.flatten(4).flatten(1, 3)
+        return functional.linear(flat, self.weight.flatten(1), self.bias)
+
+
+class Head(nn.Module):
+    """Modulated norm and projection of tokens back to latent patches."""
+
+    def __init__(self, config: WanConfig) -> None:
+        super().__init__()
+        self.eps = config.eps
+        self.channels = config.out_channels
+        self.head = nn.Linear(config.dim, math.prod(PATCH) * config.out_channels)
+        self.modulation = nn.Parameter(torch.zeros(1, 2, config.dim))
+
+    def forward(self, tokens: Tokens, time: Tensor, grid: tuple[int, int, int]) -> Latents:
+        """Tokens [B, N, D] of a (frames, rows, columns) grid, time [B, F, D] → [B, C, F, h, w]."""
+        shift, scale = (self.modulation.float() + time.unsqueeze(2)).unbind(2)
+        patches = self.head(modulate(tokens, shift, scale, self.eps))
+        split = patches.reshape(tokens.shape[0], *grid, *PATCH[1:], self.channels)
+        moved = split.permute(0, 6, 1, 2, 4, 3, 5)
+        return cast(Tensor, moved.flatten(5, 6).flatten(3, 4))
+
+
+class WanModel(nn.Module):
+    """The transformer; `gc_sem_cond` exists when the configuration names a vocabulary."""
+
+    def __init__(self, config: WanConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.dim
+        self.patch_embedding = PatchEmbedding(config)
+        self.text_embedding = nn.Sequential(
+            nn.Linear(config.text_dim, dim), nn.GELU(approximate="tanh"), nn.Linear(dim, dim)
+        )
+        self.time_embedding = nn.Sequential(
+            nn.Linear(config.freq_dim, dim), nn.SiLU(), nn.Linear(dim, dim)
+        )
+        self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
+        self.blocks = nn.ModuleList(WanBlock(config) for _ in range(config.num_layers))
+        self.head = Head(config)
+        self.gc_sem_cond = (
+            SemanticCondition(config.vocab, config.cond_dim, dim) if config.vocab else None
+        )
+
+    def forward(
+        self,
+        latents: Latents,
+        timestep: Float[Tensor, "B F"],
+        prompts: Prompts,
+        prompt_lengths: Int[Tensor, " P"],
+        context_ids: ContextIds,
+        sem_ids: UInt8[Tensor, "B T H W"] | None = None,
+    ) -> WanOutput:
+        """Predict the velocity of noisy latents.
+
+        Args:
+            latents: [B, 48, F, h, w], h and w even.
+            timestep: float32 [B, F] in 0..1000, one a latent frame; 0 for a clean frame.
+            prompts: distinct prompts [P, L, text_dim]; rows from a prompt's length on are zero.
+            prompt_lengths: int64 [P], tokens of each prompt. On the CPU they let the padding be
+                cut; on another device the given rows are all projected.
+            context_ids: int64 [B, F], each frame's prompt as an index into `prompts`.
+            sem_ids: uint8 [B, T, H, W] with T = 4(F − 1) + 1, H = 16h, W = 16w; None adds nothing.
+
+        Raises:
+            UserError: sizes that do not fit each other or the model.
+        """
+        self._check_sizes(latents, prompts, sem_ids)
+        grid = (latents.shape[2], latents.shape[3] // PATCH[1], latents.shape[4] // PATCH[2])
+        tokens = self.patch_embedding(latents)
+        stats = {"x_rms": _rms(tokens), "sem_rms": torch.zeros_like(tokens[0, 0, 0])}
+        if self.gc_sem_cond is not None and sem_ids is not None:
+            condition = self.gc_sem_cond(sem_ids)
+            stats["sem_rms"] = _rms(condition)
+            tokens = tokens + condition
+        time, modulation = self.embed_time(timestep)
+        text = self.embed_text(prompts, prompt_lengths, context_ids)
+        rope = rope_table(grid, self.config.head_dim, latents.device)
+        with attention_backends(latents.device):
+            for block in self.blocks:
+                tokens = block(tokens, modulation, rope, text)
+        return WanOutput(self.head(tokens, time, grid), stats)
+
+    def embed_time(self, timestep: Float[Tensor, "B F"]) -> tuple[Tensor, Tensor]:
+        """Timesteps → float32 embedding [B, F, D] and block modulation [B, F, 6, D]."""
+        with torch.autocast(timestep.device.type, enabled=False):
+            waves = sinusoidal_embedding(timestep, self.config.freq_dim)
+            hidden = functional.silu(_linear_fp32(waves, self.time_embedding[0]))
+            time = _linear_fp32(hidden, self.time_embedding[2])
+            modulation = _linear_fp32(functional.silu(time), self.time_projection[1])
+            return time, modulation.reshape(*timestep.shape, 6, -1)
+
+    def embed_text(self, prompts: Prompts, lengths: Tensor, context_ids: Tensor) -> TextContext:
+        """Project the distinct prompts and the padding that stands for their empty rows."""
+        cut = cut_prompts(prompts, lengths)
+        tokens = self.text_embedding(cut.to(self.patch_embedding.weight.dtype))
+        return text_context(tokens, lengths, context_ids, prompts.shape[1])
+
+    def _check_sizes(self, latents: Tensor, prompts: Tensor, sem_ids: Tensor | None) -> None:
+        frames, height, width = latents.shape[2:]
+        if height % PATCH[1] or width % PATCH[2]:
+            raise UserError(
+                f"latents are {height} x {width}, expected even sides: "
+                "frame sides must be multiples of 32 pixels"
+            )
+        if prompts.shape[2] != self.config.text_dim:
+            raise UserError(
+                f"prompts are {prompts.shape[2]} wide, the model expects {self.config.text_dim}: "
+                "build the model with the data set's text width"
+            )
+        expected = (
+            _LATENT_FRAMES * (frames - 1) + 1,
+            _LATENT_PIXELS * height,
+            _LATENT_PIXELS * width,
+        )
+        if sem_ids is not None and tuple(sem_ids.shape[1:]) != expected:
+            raise UserError(
+                f"sem_ids are {tuple(sem_ids.shape[1:])}, latents {tuple(latents.shape[2:])} "
+                f"expect (frames, height, width) {expected}: rebuild the clip"
+            )
+
+
+def sinusoidal_embedding(timestep: Float[Tensor, "B F"], width: int) -> Float[Tensor, "B F D"]:
+    """Cosines and sines of t · 10000^(−i / (width/2)), computed in float64, returned in float32."""
+    half = width // 2
+    steps = torch.arange(half, dtype=torch.float64, device=timestep.device)
+    angles = timestep.double().unsqueeze(-1) * _PERIOD ** (-steps / half)
+    return torch.cat([angles.cos(), angles.sin()], dim=-1).float()
+
+
+def _linear_fp32(x: Tensor, layer: nn.Module) -> Tensor:
+    layer = cast(nn.Linear, layer)
+    return functional.linear(x, layer.weight.float(), layer.bias.float())
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.detach().float().square().mean().sqrt()

@@ -1,0 +1,110 @@
+"""The two tensor files of a prepared run, and how semantic ids are packed.
+
+`latents/<run_id>.safetensors` holds `<clip_id>` bf16 [48, F, h, w].
+`ids/<run_id>.safetensors` holds `<clip_id>.ids` uint8 [bytes], the zstd frame of the uint8 ids
+[T, H, W], and `<clip_id>.world_to_clip` float64 [T, 4, 4] at the clip's resolution.
+Readers map the files; a clip costs its own bytes, not its run's.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import zstandard
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gc25d.errors import UserError
+from gc25d.records import atomic_path
+from gc25d.shapes import SemIds
+
+# Fixed: the packed bytes are part of the data fingerprint. Ids are large flat areas, which level 3
+# packs to a few percent; decompression runs at memory speed at every level.
+_LEVEL = 3
+
+
+def latents_file(run_id: str) -> str:
+    """Path of a run's latents below the data folder."""
+    return f"latents/{run_id}.safetensors"
+
+
+def ids_file(run_id: str) -> str:
+    """Path of a run's ids and cameras below the data folder."""
+    return f"ids/{run_id}.safetensors"
+
+
+def pack_ids(sem_ids: SemIds) -> Tensor:
+    """Ids → their zstd frame as a uint8 tensor; the frame carries its size and a checksum."""
+    packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, threads=0)
+    packed = packer.compress(np.ascontiguousarray(sem_ids, dtype=np.uint8).data)
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+
+
+def unpack_ids(packed: Tensor, shape: tuple[int, int, int]) -> SemIds:
+    """The zstd frame of `pack_ids` → writable uint8 ids of `shape` [T, H, W].
+
+    Raises:
+        ValueError: the frame is damaged, cut, or holds another number of ids.
+    """
+    sem_ids = np.empty(shape, dtype=np.uint8)
+    target = sem_ids.reshape(-1).data
+    filled = 0
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(packed.numpy().data) as reader:
+            while filled < len(target) and (count := reader.readinto(target[filled:])):
+                filled += count
+            surplus = reader.read(1)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"damaged zstd frame: {error}") from None
+    if filled != len(target) or surplus:
+        raise ValueError(f"packed ids hold {filled} bytes or more, expected {len(target)}")
+    return sem_ids
+
+
+def digest_tensor(tensor: Tensor) -> str:
+    """SHA-256 in hex of a tensor's bytes."""
+    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().data).hexdigest()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file atomically; no tensors make a valid, empty file."""
+    with atomic_path(path) as temporary:
+        save_file(dict(tensors), temporary)
+
+
+def read_tensor(path: Path, name: str) -> Tensor:
+    """One tensor of a safetensors file, mapped, not read ahead.
+
+    Raises:
+        ValueError: the file is missing, cut or damaged, or holds no such tensor.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+            return tensor
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def tensor_names(path: Path) -> frozenset[str]:
+    """Names of a file's tensors, from its header; checks the file's length too.
+
+    Raises:
+        UserError: the file is missing, cut or damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return frozenset(file.keys())
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: {error}: delete the file and rerun") from None
+
+
+def clip_error(clip_id: str, error: Exception) -> UserError:
+    """What to tell a user whose prepared clip is damaged."""
+    return UserError(
+        f"clip {clip_id} is damaged: {error}. Delete the file named and rerun: its run is built "
+        "again"
+    )

@@ -1,0 +1,158 @@
+"""Prompts → the text table: one embedding per text key, shared by all clips.
+
+`text/table.safetensors` holds `embeddings` bf16 [n, L, dim], zero behind each prompt's tokens,
+`lengths` int64 [n] (real tokens), and the sorted keys as JSON in its metadata. A key's id is its
+place in sorted order. `NULL_PROMPT`, the empty prompt, is always there.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import BFloat16, Int64
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gc25d.errors import UserError
+from gc25d.prep.umt5 import Umt5Encoder
+from gc25d.records import atomic_path
+
+NULL_PROMPT = "NULL_PROMPT"
+TABLE = "text/table.safetensors"
+
+
+class TextEncoder(Protocol):
+    """What turns a prompt into the embeddings of its tokens."""
+
+    def encode(self, prompt: str) -> Tensor:
+        """Float embeddings [n, dim] of the prompt's real tokens, n ≤ L, without padding."""
+
+
+@dataclass(frozen=True)
+class ByteEncoder:
+    """A small weight-free encoder over UTF-8 bytes: one token a byte.
+
+    A token is the sum of three random vectors, of its byte, of its place and of the word that it
+    belongs to, scaled to unit variance: prompts that share words share components, and different
+    prompts differ. The vectors are uniform with zero mean, from raw Philox words: the same on every
+    machine.
+    """
+
+    length: int
+    dim: int
+    seed: int = 0
+
+    def encode(self, prompt: str) -> Tensor:
+        """Float32 [n, dim], n = the prompt's bytes, cut to `length`; none for the empty prompt."""
+        data = prompt.encode()
+        tokens = [
+            self._vector(0, byte) + self._vector(1, place) + self._vector(2, word)
+            for place, (byte, word) in enumerate(zip(data, _words(data), strict=True))
+            if place < self.length
+        ]
+        if not tokens:
+            return torch.zeros(0, self.dim)
+        return torch.from_numpy((np.stack(tokens) / np.sqrt(3)).astype(np.float32))
+
+    def _vector(self, kind: int, value: int) -> np.ndarray:
+        """Uniform in ±√3 (unit variance), float64 [dim]."""
+        seeds = np.random.SeedSequence([self.seed, kind, value])
+        words = np.random.Philox(seeds).random_raw(self.dim) >> np.uint64(11)
+        return np.asarray((words * 2.0**-53 - 0.5) * np.sqrt(12.0))
+
+
+def _words(data: bytes) -> list[int]:
+    """For each byte the space-separated word around it, as a number; a space belongs to none."""
+    numbers: list[int] = []
+    for position, word in enumerate(data.split(b" ")):
+        numbers += [0] if position else []
+        numbers += [int.from_bytes(b"\x01" + word, "little")] * len(word)
+    return numbers
+
+
+def encoder_for(name: str, length: int, dim: int, directory: str) -> TextEncoder:
+    """The text encoder `name`: `bytes`, or `umt5` from a local directory.
+
+    Raises:
+        UserError: unknown name, or the directory does not hold the encoder.
+    """
+    if name == "bytes":
+        return ByteEncoder(length, dim)
+    if name == "umt5":
+        return Umt5Encoder.load(Path(directory), length, dim)
+    raise UserError(f"text encoder is {name!r}, expected 'bytes' or 'umt5'")
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """All prompts of a data set."""
+
+    embeddings: BFloat16[Tensor, "n L dim"]
+    """Zero behind each prompt's real tokens."""
+    lengths: Int64[Tensor, " n"]
+    """Real tokens of each prompt."""
+    keys: tuple[str, ...]
+    """Sorted text keys; a key's place is its id."""
+
+    @property
+    def key_to_id(self) -> dict[str, int]:
+        """Text key → row of the table."""
+        return {key: number for number, key in enumerate(self.keys)}
+
+    @property
+    def null_id(self) -> int:
+        """Row of the empty prompt."""
+        return self.keys.index(NULL_PROMPT)
+
+
+def build_table(prompts: Mapping[str, str], encoder: TextEncoder, length: int) -> TextTable:
+    """Encode `prompts` (text key → text) and the empty prompt, each distinct text once.
+
+    Raises:
+        UserError: the key NULL_PROMPT is given a text.
+    """
+    if prompts.get(NULL_PROMPT, ""):
+        raise UserError(
+            f"text key {NULL_PROMPT} stands for {prompts[NULL_PROMPT]!r}, but it is reserved for "
+            "the empty prompt: rename the key in the capture"
+        )
+    texts = {**prompts, NULL_PROMPT: ""}
+    keys = tuple(sorted(texts))
+    encoded = {text: encoder.encode(text) for text in sorted(set(texts.values()))}
+    dim = next(iter(encoded.values())).shape[1]
+    embeddings = torch.zeros(len(keys), length, dim, dtype=torch.bfloat16)
+    lengths = torch.zeros(len(keys), dtype=torch.int64)
+    for row, key in enumerate(keys):
+        tokens = encoded[texts[key]]
+        embeddings[row, : len(tokens)] = tokens.to(torch.bfloat16)
+        lengths[row] = len(tokens)
+    return TextTable(embeddings, lengths, keys)
+
+
+def write_table(path: Path, table: TextTable) -> None:
+    """Write the table atomically."""
+    tensors = {"embeddings": table.embeddings, "lengths": table.lengths}
+    with atomic_path(path) as temporary:
+        save_file(tensors, temporary, metadata={"keys": json.dumps(table.keys)})
+
+
+def read_table(path: Path) -> TextTable:
+    """Map the table written by `write_table`.
+
+    Raises:
+        UserError: the file is missing, cut, or no text table.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            keys = tuple(json.loads(file.metadata()["keys"]))
+            table = TextTable(file.get_tensor("embeddings"), file.get_tensor("lengths"), keys)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: no readable text table ({error}): delete it and rerun") from None
+    if not len(table.embeddings) == len(table.lengths) == len(keys):
+        raise UserError(f"{path}: keys and embeddings differ in number: delete it and rerun")
+    return table

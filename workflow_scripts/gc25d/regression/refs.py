@@ -1,0 +1,196 @@
+"""Recorded gradient norms: read, compared and updated. Imports no torch.
+
+`refs/<DEVICE>.json` holds one device's cells. Writers take a lock and replace the file whole, so
+that two of them keep each other's cells and a killed one leaves the file as it was.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gc25d.errors import UserError
+from gc25d.records import locked, read_json, write_json
+
+FORMAT = 1
+LOCK_WAIT_S = 60.0
+
+Outcome = Literal["ok", "out", "missing", "stale"]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A cell's block-0 gradient norm, measured `len(norms)` times on the fixture `fixture`."""
+
+    cell: str
+    norms: tuple[float, ...]
+    fixture: str
+
+    @property
+    def norm(self) -> float:
+        """The mean of the repeats."""
+        return math.fsum(self.norms) / len(self.norms)
+
+    @property
+    def spread(self) -> float:
+        """(largest − smallest) / mean of the repeats."""
+        return (max(self.norms) - min(self.norms)) / self.norm
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where and when a norm was measured; "" where it does not apply."""
+
+    device_name: str
+    torch: str
+    cuda: str
+    driver: str
+    recorded: str
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A recorded cell. `fixture` is the digest of what was measured; `rtol` belongs to the cell."""
+
+    norm: float
+    rtol: float
+    spread: float
+    repeats: int
+    fixture: str
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of a cell's comparison.
+
+    `missing` (nothing recorded) and `stale` (recorded for another fixture) are skips, unless the
+    check is strict. `relative_error` and `reference` are None for those two.
+    """
+
+    cell: str
+    outcome: Outcome
+    norm: float
+    reference: float | None
+    relative_error: float | None
+    rtol: float
+    spread: float
+
+    def failed(self, strict: bool) -> bool:
+        """Whether this verdict fails a check."""
+        return self.outcome == "out" or (strict and self.outcome != "ok")
+
+
+def check_measurement(measured: Measurement, rtol: float) -> None:
+    """Refuse a norm that can be no reference and no match, before any comparison.
+
+    Raises:
+        UserError: a norm is NaN, infinite, zero or negative, or the repeats differ by more than
+            rtol / 2.
+    """
+    if not measured.norms:
+        raise ValueError(f"{measured.cell}: no norm was measured")
+    for norm in measured.norms:
+        if not math.isfinite(norm) or norm <= 0:
+            raise UserError(
+                f"{measured.cell}: gradient norm is {norm}, expected a positive number: "
+                "no gradient reaches block 0, or it is not finite; nothing is compared or recorded"
+            )
+    if measured.spread > rtol / 2:
+        raise UserError(
+            f"{measured.cell}: repeats differ by {measured.spread:.3g} of their mean, expected at "
+            f"most rtol / 2 = {rtol / 2:.3g}: the measurement is not deterministic enough; "
+            "nothing is compared or recorded"
+        )
+
+
+def compare(
+    measured: Measurement, references: Mapping[str, Reference], default_rtol: float
+) -> Verdict:
+    """Compare a measurement with its cell's reference.
+
+    Raises:
+        UserError: see `check_measurement`.
+    """
+    reference = references.get(measured.cell)
+    rtol = reference.rtol if reference else default_rtol
+    check_measurement(measured, rtol)
+    if reference is None or reference.fixture != measured.fixture:
+        outcome: Outcome = "missing" if reference is None else "stale"
+        return Verdict(
+            measured.cell, outcome, measured.norm, None, None, rtol, spread=measured.spread
+        )
+    error = abs(measured.norm - reference.norm) / reference.norm
+    return Verdict(
+        measured.cell,
+        "ok" if error <= rtol else "out",
+        measured.norm,
+        reference.norm,
+        error,
+        rtol,
+        spread=measured.spread,
+    )
+
+
+def read_refs(path: Path, device: str) -> dict[str, Reference]:
+    """The cells recorded in `path`; none when the file is missing.
+
+    Raises:
+        UserError: the file is damaged, of another format or device, or holds a norm that is no
+            positive number.
+    """
+    if not path.exists():
+        return {}
+    content = read_json(path)
+    try:
+        if content["format"] != FORMAT or content["device"] != device:
+            raise ValueError(
+                f"format {content['format']} of device {content['device']}, "
+                f"expected format {FORMAT} of {device}"
+            )
+        return {name: _reference(cell) for name, cell in content["cells"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path}: no gradient-norm references ({error}): restore the file or record it anew"
+        ) from None
+
+
+def record(path: Path, device: str, cells: Mapping[str, Reference]) -> None:
+    """Add or replace `cells` in `path`; the other cells stay.
+
+    Raises:
+        UserError: another process holds the file's lock, or the file is damaged.
+    """
+    lock = path.parent / f".{path.name}.lock"
+    with locked(lock, wait_s=LOCK_WAIT_S, held=f"{path} is being written"):
+        merged = {**read_refs(path, device), **cells}
+        content = {name: dataclasses.asdict(merged[name]) for name in sorted(merged)}
+        write_json(path, {"format": FORMAT, "device": device, "cells": content})
+
+
+def reference_of(measured: Measurement, rtol: float, origin: Origin) -> Reference:
+    """What is recorded for a measurement.
+
+    Raises:
+        UserError: see `check_measurement`.
+    """
+    check_measurement(measured, rtol)
+    return Reference(
+        norm=measured.norm,
+        rtol=rtol,
+        spread=measured.spread,
+        repeats=len(measured.norms),
+        fixture=measured.fixture,
+        origin=origin,
+    )
+
+
+def _reference(cell: dict[str, Any]) -> Reference:
+    reference = Reference(**{**cell, "origin": Origin(**cell["origin"])})
+    for name in ("norm", "rtol"):
+        value = getattr(reference, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ValueError(f"{name} is {value!r}, expected a positive number")
+    return reference

@@ -1,0 +1,121 @@
+"""Join the rows of all prepared runs into the index of the data set, and declare it ready.
+
+Inputs:   --settings  the step's settings (splits, buried clips, limit, batch)
+          --rows      every run's index rows
+          --table     the text table
+          --root      the data folder, which holds latents/ and ids/
+Outputs:  --clips     index/clips.jsonl, one row a clip, sorted by clip id
+          --ready     READY: counts, geometry, steps per epoch, fingerprint; written last
+
+Validation runs or buried clips that do not exist are errors, and so is a split without clips.
+
+Example:
+  python -m gc25d.steps.build_index --settings settings/index.json
+    --rows data/gc25d_v10/index/runs/*.jsonl --table data/gc25d_v10/text/table.safetensors
+    --root data/gc25d_v10 --clips data/gc25d_v10/index/clips.jsonl --ready data/gc25d_v10/READY
+"""
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from gc25d.dataset.order import Schedule
+from gc25d.errors import UserError
+from gc25d.prep.index import (
+    Choice,
+    Row,
+    build_rows,
+    check_split,
+    count_clips,
+    equal_clips,
+    failed_runs,
+    fingerprint,
+)
+from gc25d.prep.store import tensor_names
+from gc25d.prep.text import read_table
+from gc25d.records import digest_file, read_jsonl, write_json, write_jsonl
+from gc25d.step_settings import IndexStep, load_step
+from gc25d.steps import cli
+
+log = logging.getLogger("gc25d")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Build the index; nothing is written unless all of it is sound."""
+    settings = load_step(arguments.settings, IndexStep)
+    size = settings.geometry
+    rows = [row for path in arguments.rows for row in read_jsonl(path)]
+    choice = Choice(settings.val_runs, settings.buried, settings.limit, settings.limit_seed)
+    index = build_rows(rows, choice, (size.frames, size.height, size.width))
+    check_split(index)
+    check_files(arguments.root, index)
+    check_keys(index, read_table(arguments.table).keys)
+    for train, val in equal_clips(index):
+        log.warning("clips %s (train) and %s (val) have equal latents", train, val)
+    counts = count_clips(index)
+    schedule = Schedule(counts["usable_train"], settings.global_batch, settings.grad_accum, seed=0)
+    geometry = {"frames": size.frames, "height": size.height, "width": size.width}
+    write_jsonl(arguments.clips, index)
+    write_json(
+        arguments.ready,
+        {
+            "counts": counts,
+            "failed_runs": failed_runs(rows),
+            "geometry": geometry,
+            "steps_per_epoch": schedule.steps_per_epoch,
+            "fingerprint": fingerprint(index, geometry, digest_file(arguments.table)),
+        },
+    )
+    log.info("%s, %d steps an epoch", counts, schedule.steps_per_epoch)
+
+
+def check_files(root: Path, index: Sequence[Row]) -> None:
+    """Refuse an index whose tensor files lack one of its usable clips.
+
+    Raises:
+        UserError: names the clip and the file.
+    """
+    usable = [row for row in index if not row["drop"]]
+    held = {path: tensor_names(root / path) for row in usable for path in row["paths"].values()}
+    for row in usable:
+        latents, ids = row["paths"]["latents"], row["paths"]["ids"]
+        clip_id = row["clip_id"]
+        for path, name in (
+            (latents, clip_id),
+            (ids, f"{clip_id}.ids"),
+            (ids, f"{clip_id}.world_to_clip"),
+        ):
+            if name not in held[path]:
+                raise UserError(f"{root / path} lacks {name}: delete the file and rerun")
+
+
+def check_keys(index: Sequence[Row], keys: Sequence[str]) -> None:
+    """Refuse an index with a text key that the table lacks.
+
+    Raises:
+        UserError: names the clip and the key.
+    """
+    known = set(keys)
+    for row in index:
+        if not row["drop"] and (unknown := set(row["text_keys"]) - known):
+            raise UserError(
+                f"clip {row['clip_id']}: text key {min(unknown)!r} is not in the text table: "
+                "delete the table and rerun"
+            )
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = cli.parser(__doc__)
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--rows", type=Path, nargs="+", required=True)
+    parser.add_argument("--table", type=Path, required=True)
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--clips", type=Path, required=True)
+    parser.add_argument("--ready", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main, parse())

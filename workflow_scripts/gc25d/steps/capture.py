@@ -1,0 +1,57 @@
+"""Play one run of a game and write it as a raw run.
+
+Inputs:   --settings  JSON of `gc25d.step_settings.CaptureStep`
+Outputs:  --out       folder of the run: frames.tar, stencil.tar, cameras.npz, skeletons.npz,
+                      clips_<frames>.json and, last, meta.json (docs/raw-format.md)
+
+Example:
+    python -m gc25d.steps.capture --settings raw/vizdoom/settings.json \
+        --scene deadly_corridor --run run-000 --out raw/vizdoom/deadly_corridor/run-000
+"""
+
+import argparse
+import logging
+import re
+from pathlib import Path
+
+from gc25d.capture.vizdoom import RunSpec, capture_run
+from gc25d.errors import UserError
+from gc25d.step_settings import CaptureStep, load_step
+from gc25d.steps import cli
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Play and write the run."""
+    step = load_step(arguments.settings, CaptureStep)
+    spec = RunSpec(
+        scene=arguments.scene,
+        run=_number(arguments.run),
+        seed=step.capture.seed,
+        frames=step.geometry.frames,
+        clips=step.capture.clips_per_run,
+        width=step.capture.width,
+        height=step.capture.height,
+        tics_per_frame=step.capture.tics_per_frame,
+    )
+    capture_run(arguments.out, spec)
+    logging.getLogger(__name__).info("%s: %d clips", arguments.out, spec.clips)
+
+
+def _number(run: str) -> int:
+    found = re.fullmatch(r"run-(\d{3,9})", run)
+    if not found:
+        raise UserError(f"--run {run!r}: expected run-<number>, such as run-000")
+    return int(found[1])
+
+
+def _arguments() -> argparse.Namespace:
+    parser = cli.parser(__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="CaptureStep JSON")
+    parser.add_argument("--scene", required=True, help="scenario that ViZDoom comes with")
+    parser.add_argument("--run", required=True, help="name of the run: run-000")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main, _arguments())

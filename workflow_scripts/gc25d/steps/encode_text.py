@@ -1,0 +1,47 @@
+"""Encode the prompts of all prepared runs into the text table.
+
+Inputs:   --settings  the step's settings (encoder, length, dim)
+          --rows      every run's index rows
+Output:   --out       embeddings bf16 [n, L, dim], lengths int64 [n], sorted keys in the metadata
+
+The empty prompt is always there, as NULL_PROMPT. A text key with two texts is an error.
+
+Example:
+  python -m gc25d.steps.encode_text --settings settings/text.json
+    --rows data/gc25d_v10/index/runs/*.jsonl --out data/gc25d_v10/text/table.safetensors
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+from gc25d.prep.index import collect_prompts
+from gc25d.prep.text import build_table, encoder_for, write_table
+from gc25d.records import read_jsonl
+from gc25d.step_settings import TextStep, load_step
+from gc25d.steps import cli
+
+log = logging.getLogger("gc25d")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Encode the prompts."""
+    text = load_step(arguments.settings, TextStep).text
+    prompts = collect_prompts(row for path in arguments.rows for row in read_jsonl(path))
+    encoder = encoder_for(text.encoder, text.length, text.dim, text.dir)
+    table = build_table(prompts, encoder, text.length)
+    write_table(arguments.out, table)
+    log.info("%d prompts of at most %d tokens", len(table.keys), int(table.lengths.max()))
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = cli.parser(__doc__)
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--rows", type=Path, nargs="+", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main, parse())

@@ -1,0 +1,66 @@
+"""Prepare one raw run: latents, semantic ids and index rows of its clips.
+
+Inputs:   --settings  the step's settings (geometry, codec)
+          --raw       folder of the raw run (docs/raw-format.md)
+          --run-id    its id, <scene>__<run>
+Outputs:  --latents   <clip_id>: bf16 [48, F, h, w]
+          --ids       <clip_id>.ids: packed uint8 [T, H, W]; <clip_id>.world_to_clip: [T, 4, 4]
+          --rows      one JSON line a clip
+
+A clip that cannot be read is dropped with its reason and the rest is built; a run that cannot be
+read makes empty tensor files and one line with the reason. Both are warnings, not failures.
+
+Example:
+  python -m gc25d.steps.prep_run --settings settings/prep.json
+    --raw raw/vizdoom/deadly_corridor/run-000 --run-id deadly_corridor__run-000
+    --latents data/gc25d_v10/latents/deadly_corridor__run-000.safetensors
+    --ids data/gc25d_v10/ids/deadly_corridor__run-000.safetensors
+    --rows data/gc25d_v10/index/runs/deadly_corridor__run-000.jsonl
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+import torch
+
+from gc25d.prep.codec import codec_for
+from gc25d.prep.prepare import prepare_run
+from gc25d.prep.store import write_tensors
+from gc25d.records import write_jsonl
+from gc25d.step_settings import PrepStep, load_step
+from gc25d.steps import cli
+
+log = logging.getLogger("gc25d")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Prepare the run; the rows are written last."""
+    settings = load_step(arguments.settings, PrepStep)
+    size = settings.geometry
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    codec = codec_for(settings.codec, settings.codec_dir, device)
+    prepared = prepare_run(
+        arguments.raw, arguments.run_id, size.frames, size.height, size.width, codec
+    )
+    write_tensors(arguments.latents, prepared.latents)
+    write_tensors(arguments.ids, prepared.ids)
+    write_jsonl(arguments.rows, prepared.rows)
+    dropped = sum(row["drop"] for row in prepared.rows)
+    log.info("%s: %d clips, %d dropped", arguments.run_id, len(prepared.latents), dropped)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = cli.parser(__doc__)
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--raw", type=Path, required=True)
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--latents", type=Path, required=True)
+    parser.add_argument("--ids", type=Path, required=True)
+    parser.add_argument("--rows", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main, parse())
