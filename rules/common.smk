@@ -17,9 +17,8 @@ except UserError as error:
 
 caches = plan.cache_environment(settings)
 os.environ.update(caches)
-shell.prefix(
-    f"export TMPDIR={shlex.quote(caches['TMPDIR'])}; "
-)  # Snakemake sets its own
+# Snakemake points TMPDIR elsewhere for each job.
+shell.prefix(f"export TMPDIR={shlex.quote(caches['TMPDIR'])}; ")
 
 steps = {name: str(path) for name, path in plan.settings_files(settings).items()}
 captured = str(plan.captured_root(settings))
@@ -69,12 +68,8 @@ def verification(wildcards):
 
 
 def references_path(wildcards):
-    """Recorded references by absolute path (no rule makes them): this folder's, else tracked."""
-    folders = [Path("refs"), Path(workflow.basedir, "refs")]
-    if settings.regression.refs_root:
-        folders = [Path(settings.regression.refs_root)]
-    paths = [folder.resolve() / f"{wildcards.device}.json" for folder in folders]
-    return next((path for path in paths if path.exists()), paths[-1])
+    """Recorded references, by absolute path: they are compared with, never remade for it."""
+    return plan.references_path(settings, wildcards.device, Path(workflow.basedir))
 
 
 def recorded_references(wildcards):

