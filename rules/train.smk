@@ -1,6 +1,7 @@
 """data → train/step-<n>/. Each checkpoint of the chain is made from the one before it."""
 
 train = settings.train
+hardware = settings.hardware
 
 
 # Holds the run to one set of settings and data; refuses when either changed under it. An unchanged
@@ -43,16 +44,18 @@ rule train_segment:
         "../envs/environment.yaml"
     threads: workflow.cores
     resources:
-        gpu=settings.hardware.gpus_per_node,
-        nodes=settings.hardware.nodes,
-        mem_mb=200_000 if settings.hardware.gpus_per_node else 4000,
-        runtime=round(60 * settings.hardware.train_hours),
+        gpu=hardware.nodes * hardware.gpus_per_node,
+        gpu_model=hardware.gpu_type or None,
+        nodes=hardware.nodes,
+        mem_mb=200_000 if hardware.gpus_per_node else 4000,
+        runtime=round(60 * hardware.train_hours),
     params:
         data=dataset_folder,
         free=(
             f"--micro-batch {train.micro_batch} --save-every {train.save_every}"
             f" --log-every {train.log_every} --workers {train.workers}"
             f" --validate-every {settings.validation.every}"
+            f" --nodes {hardware.nodes} --gpus-per-node {hardware.gpus_per_node}"
         ),
     shell:
         "python -m gc25d.steps.train --settings {input.settings:q} --binding {input.binding:q}"

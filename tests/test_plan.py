@@ -65,7 +65,7 @@ def test_a_bound_run_refuses_other_settings(
     with pytest.raises(UserError) as refused:
         plan.write_settings_files(settings(train={"lr": 0.5}, model={"vocab": "ids"}))
     said = str(refused.value)
-    assert "train.lr is 0.5, the run was started with 0.001" in said
+    assert "train.lr is 0.5, the run was started with 0.003" in said
     assert "model.vocab is 'ids', the run was started with 'parts'" in said
     assert "--directory" in said
     assert "gc25d.steps.restart" in said

@@ -6,7 +6,8 @@ train_log.csv, val_log.csv, tensorboard/, history.jsonl and states/.
 
     python -m gc25d.steps.train --settings train/settings.json --binding train/binding.json \
         --data data/gc25d_v10 --until 200 --micro-batch 8 --save-every 50 --validate-every 100 \
-        --log-every 10 --workers 0 --weights train/step-200/weights.safetensors \
+        --log-every 10 --workers 0 --nodes 1 --gpus-per-node 0 \
+        --weights train/step-200/weights.safetensors \
         --probe train/step-200/probe.safetensors --done train/step-200/done.json
 """
 
@@ -25,6 +26,12 @@ LOCK_WAIT_S = 10.0
 def main(arguments: argparse.Namespace) -> None:
     """Hold the run's lock, check its data, train."""
     run = arguments.settings.parent
+    processes = arguments.nodes * arguments.gpus_per_node
+    if processes > 1:
+        raise UserError(
+            f"hardware asks for {processes} GPUs, this trainer runs one process: set "
+            "hardware.nodes to 1 and hardware.gpus_per_node to 1"
+        )
     bound = read_json(arguments.binding)["data_fingerprint"]
     with locked(run / "lock", wait_s=LOCK_WAIT_S, held="another trainer works on this run"):
         found = read_json(arguments.data / "READY")["fingerprint"]
@@ -44,6 +51,7 @@ def main(arguments: argparse.Namespace) -> None:
                 arguments.validate_every,
                 arguments.log_every,
                 arguments.workers,
+                gpu=processes == 1,
             ),
             SegmentFiles(arguments.weights, arguments.probe, arguments.done),
         )
@@ -54,6 +62,6 @@ if __name__ == "__main__":
     for name in ("settings", "binding", "data", "weights", "probe", "done"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     numbers = ("until", "micro-batch", "save-every", "validate-every", "log-every", "workers")
-    for name in numbers:
+    for name in (*numbers, "nodes", "gpus-per-node"):
         parser.add_argument(f"--{name}", type=int, required=True)
     cli.run(main, parser.parse_args())

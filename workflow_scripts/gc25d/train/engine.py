@@ -5,6 +5,7 @@ import os
 import torch
 from accelerate import Accelerator
 
+from gc25d.errors import UserError
 from gc25d.methods.base import TrainingMethod
 
 
@@ -14,13 +15,23 @@ class PlainEngine:
     Master weights are the model's own fp32 parameters; `bf16` autocasts the forward pass.
     """
 
-    def __init__(self, precision: str, cpu_threads: int) -> None:
+    def __init__(self, precision: str, cpu_threads: int, *, gpu: bool) -> None:
+        """Choose the device.
+
+        Raises:
+            UserError: a GPU was asked for and there is none.
+        """
+        if gpu and not torch.cuda.is_available():
+            raise UserError(
+                "hardware.gpus_per_node asks for a GPU and torch finds none here: run on a GPU "
+                "node, or set hardware.gpus_per_node to 0 to train on the CPU"
+            )
         # Sums on the CPU depend on the number of threads: it is a setting, not the machine's.
         torch.set_num_threads(cpu_threads)
         torch.use_deterministic_algorithms(True)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         self.accelerator = Accelerator(
-            cpu=not torch.cuda.is_available(),
+            cpu=not gpu,
             mixed_precision="bf16" if precision == "bf16" else "no",
         )
 

@@ -47,6 +47,7 @@ class Pace:
     validate_every: int
     log_every: int
     workers: int
+    gpu: bool = False
 
 
 def train_segment(
@@ -61,7 +62,7 @@ def train_segment(
     """
     folder = run if newest_step(run / STATES) <= until else run / ASIDE / f"step-{until}"
     clips = training_clips(settings, data)
-    engine = PlainEngine(settings.train.precision, settings.train.cpu_threads)
+    engine = PlainEngine(settings.train.precision, settings.train.cpu_threads, gpu=pace.gpu)
     method = build_method(settings)
     engine.prepare(method)
     method.on_train_start()
