@@ -38,3 +38,4 @@ rule sft_v10:
         f"eval/step-{last_step}/metrics.json",
         "figures/curves.png",
         "figures/overlay.png",
+        "figures/coverage.png",

@@ -18,7 +18,7 @@ rule capture_run:
     conda:
         "../envs/environment.yaml"
     resources:
-        mem_mb=1000,
+        mem_mb=4000,
         runtime=10,
     params:
         folder=capture_folder,

@@ -47,7 +47,7 @@ def capture_folder(wildcards):
 
 def raw_run(wildcards):
     """The files of one raw run."""
-    return plan.raw_files(runs[wildcards.run_id], settings.geometry.frames)
+    return plan.raw_files(settings, runs[wildcards.run_id])
 
 
 def raw_folder(wildcards):
@@ -59,6 +59,11 @@ def checkpoint_before(wildcards):
     """The weights of the chain's checkpoint before this one; nothing for the first segment."""
     step = plan.checkpoint_before(int(wildcards.step), settings.train.checkpoint_every)
     return {"before": ancient(f"train/step-{step}/weights.safetensors")} if step else {}
+
+
+def gpus_for(heavy):
+    """GPUs of a job that uses one if its node has any: 0 unless `heavy`."""
+    return min(1, settings.hardware.gpus_per_node) if heavy else 0
 
 
 def verification(wildcards):

@@ -1,11 +1,13 @@
 """exports/<checkpoint>.safetensors → eval/<checkpoint>/: sampled videos and their scores."""
 
 
+# The binding comes first: a run is never scored on data that it was not trained with.
 rule evaluate_checkpoint:
     input:
         verification,
         weights="exports/{checkpoint}.safetensors",
-        ready=ready,
+        ready=ancient(ready),
+        binding=ancient("train/binding.json"),
         settings=steps["eval"],
     output:
         metrics="eval/{checkpoint}/metrics.json",

@@ -15,16 +15,20 @@ rule prep_run:
         "logs/prep/{run_id}.log",
     conda:
         "../envs/environment.yaml"
+    threads: 1 + settings.prep.workers
     resources:
-        mem_mb=4000,
+        gpu=gpus_for(settings.prep.codec == "wan_vae"),
+        mem_mb=(12_000 if settings.prep.codec == "wan_vae" else 4000)
+        + 1000 * settings.prep.workers,
         runtime=30,
     params:
         raw=raw_folder,
+        workers=settings.prep.workers,
     shell:
         "python -m gc25d.steps.prep_run --settings {input.settings:q}"
         " --raw {params.raw:q} --run-id {wildcards.run_id:q}"
         " --latents {output.latents:q} --ids {output.ids:q} --rows {output.rows:q}"
-        " --log {log:q}"
+        " --workers {params.workers} --log {log:q}"
 
 
 rule encode_text:
@@ -38,7 +42,8 @@ rule encode_text:
     conda:
         "../envs/environment.yaml"
     resources:
-        mem_mb=4000,
+        gpu=gpus_for(settings.prep.text.encoder == "umt5"),
+        mem_mb=30_000 if settings.prep.text.encoder == "umt5" else 4000,
         runtime=60,
     shell:
         "python -m gc25d.steps.encode_text --settings {input.settings:q}"

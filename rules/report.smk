@@ -43,3 +43,26 @@ rule plot_overlay:
     shell:
         "python -m gc25d.steps.plot_overlay --data {params.data:q} --raw-root {params.raw_root:q}"
         " --out {output.figure:q} --log {log:q}"
+
+
+# How much of each frame the mask hides under the three coverage policies, as numbers and a picture.
+rule measure_coverage:
+    input:
+        ready=ready,
+    output:
+        summary="figures/coverage.json",
+        figure=report(
+            "figures/coverage.png",
+            caption="../docs/report/coverage.rst",
+            category="Data",
+        ),
+    log:
+        "logs/report/coverage.log",
+    localrule: True
+    conda:
+        "../envs/environment.yaml"
+    params:
+        data=dataset_folder,
+    shell:
+        "python -m gc25d.steps.plot_coverage --data {params.data:q}"
+        " --summary {output.summary:q} --out {output.figure:q} --log {log:q}"

@@ -4,14 +4,15 @@ train = settings.train
 hardware = settings.hardware
 
 
-# Holds the run to one set of settings and data; refuses when either changed under it. An unchanged
-# binding has unchanged content, so rebuilding it never reruns a finished segment.
+# Holds the run to one set of settings and data; refuses when either changed under it. Its output
+# orders the jobs and is ancient() to them: made again, it never reruns a finished segment; and it
+# is update()d: a refusal leaves it in place.
 rule bind_run:
     input:
         ready=ready,
         settings=steps["train"],
     output:
-        binding="train/binding.json",
+        binding=update("train/binding.json"),
     log:
         "logs/train/binding.log",
     localrule: True
@@ -30,7 +31,7 @@ rule bind_run:
 rule train_segment:
     input:
         unpack(checkpoint_before),
-        binding="train/binding.json",
+        binding=ancient("train/binding.json"),
         settings="train/settings.json",
     output:
         weights="train/step-{step}/weights.safetensors",

@@ -67,6 +67,7 @@ def build_dataset(root: Path, raw_root: Path) -> Path:
         rows.append(root / f"index/runs/{run_id}.jsonl")
         prep_run.main(
             Namespace(
+                workers=0,
                 settings=settings / "prep.json",
                 raw=raw,
                 run_id=run_id,

@@ -15,6 +15,7 @@ LAYERS = (
         "settings",
         "records",
         "tensors",
+        "devices_claim",
         "step_settings",
         "plan",
         "settings_docs",

@@ -8,6 +8,7 @@ from gc25d import plan
 from gc25d.errors import UserError
 from gc25d.records import read_json, write_json
 from gc25d.settings import Settings
+from gc25d.step_settings import buried_clips
 
 
 def settings(**changes: object) -> Settings:
@@ -15,9 +16,11 @@ def settings(**changes: object) -> Settings:
 
 
 def test_captured_runs_are_named_by_scene_and_number() -> None:
-    runs = plan.raw_runs(settings(capture={"scenes": ["b", "a"], "runs_per_scene": 2}))
-    assert list(runs) == ["a__run-000", "a__run-001", "b__run-000", "b__run-001"]
-    assert runs["b__run-001"] == Path("raw/vizdoom/b/run-001")
+    runs = plan.raw_runs(settings(capture={"scenes": ["my_way_home", "basic"]}))
+    assert list(runs) == [
+        f"{scene}__run-00{number}" for scene in ("basic", "my_way_home") for number in range(4)
+    ]
+    assert runs["basic__run-001"] == Path("raw/vizdoom/basic/run-001")
 
 
 def test_external_runs_are_found_and_must_be_distinct(tmp_path: Path) -> None:
@@ -80,3 +83,53 @@ def test_external_captures_are_never_written_to(
     write_json(Path("captures/day/castle/r1/meta.json"), {})
     plan.write_settings_files(settings(raw_root="captures", capture={"source": "external"}))
     assert [p.name for p in Path("captures").rglob("*") if p.is_file()] == ["meta.json"]
+
+
+def test_buried_clips_of_the_file_join_those_listed(tmp_path: Path) -> None:
+    listed = tmp_path / "buried.txt"
+    listed.write_text("# too dark\nb__run-001__000081\n\n  a__run-000__000000  # cut scene\n")
+    prep = {"buried": ["c__run-002__000162", "b__run-001__000081"], "buried_file": str(listed)}
+    found = [buried_clips(settings(prep=prep).prep)]
+    listed.rename(tmp_path / "elsewhere.txt")
+    prep["buried_file"] = str(tmp_path / "elsewhere.txt")
+    found.append(buried_clips(settings(prep=prep).prep))
+    assert found == [("a__run-000__000000", "b__run-001__000081", "c__run-002__000162")] * 2
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"a__run-000__000000\na__run-000", r"line 2: 'a__run-000', expected a clip id"),
+        (b"a__run-000__000000 a__run-000__000081", "line 1"),
+        (b"\xff\xfe\x00", "not readable"),
+        (None, "buried.txt is not readable"),
+    ],
+)
+def test_a_buried_file_that_is_no_list_is_refused(
+    tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    path = tmp_path / "buried.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        buried_clips(settings(prep={"buried_file": str(path)}).prep)
+
+
+def test_the_files_of_a_run_that_is_to_be_captured(tmp_path: Path) -> None:
+    names = [path.name for path in plan.raw_files(settings(), tmp_path / "not/there")]
+    assert sorted(names) == [
+        *("cameras.npz", "clips_17.json", "frames.tar", "meta.json", "skeletons.npz"),
+        "stencil.tar",
+    ]
+
+
+def test_the_files_of_somebody_elses_run_are_those_there(tmp_path: Path) -> None:
+    """Parts count as the tar; while a file is missing the folder stands for it."""
+    external = settings(capture={"source": "external"})
+    names = ("frames-000.tar", "frames-001.tar", "stencil-000.tar", "cameras.npz", "meta.json")
+    for name in (*names, "clips_17.json", "clips_81.json", "notes.txt", "frames-x.tar"):
+        (tmp_path / name).write_text("")
+    found = {tmp_path / name for name in (*names, "clips_17.json")}
+    assert set(plan.raw_files(external, tmp_path)) == found | {tmp_path}
+    (tmp_path / "skeletons.npz").write_text("")
+    assert set(plan.raw_files(external, tmp_path)) == found | {tmp_path / "skeletons.npz"}

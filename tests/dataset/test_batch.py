@@ -41,3 +41,13 @@ def test_moving_changes_the_type_of_what_is_arithmetic(data):
     assert moved.context_ids.dtype == moved.prompt_lengths.dtype == torch.int64
     assert batch.latents.dtype == torch.bfloat16
     assert torch.equal(moved.latents, batch.latents.float())
+
+
+def test_a_batch_of_one_holds_its_sample_uncopied(data):
+    clips = ClipDataset(data, "train")
+    sample = clips.sample(0, 0)
+    batch = collate([sample], clips.table)
+    assert batch.sem_ids.shape == (1, *sample.sem_ids.shape)
+    assert torch.equal(batch.sem_ids[0], sample.sem_ids)
+    assert batch.sem_ids.data_ptr() == sample.sem_ids.data_ptr()
+    assert torch.equal(batch.latents[0], sample.input_latents)

@@ -1,7 +1,7 @@
 import numpy as np
 
 from gc25d.dataset.clips import ClipDataset
-from gc25d.evaluate.coverage import coverage_figure, measure_coverage
+from gc25d.evaluate.coverage import coverage_figure, coverage_summary, measure_coverage
 
 
 def test_shares_are_of_the_static_pixels_of_each_frame(small_dataset):
@@ -29,3 +29,13 @@ def test_figure_has_a_panel_for_each_policy():
     assert titles == ["first_frame: 10.0% of frames above 90%", "capped: 0.0% of frames above 90%"]
     mean = next(line for line in figure.axes[0].lines if line.get_label() == "mean")
     assert np.allclose(mean.get_ydata(), shares.mean(axis=0))
+
+
+def test_summary_by_hand():
+    shares = np.array([[0.0, np.nan, np.nan], [0.5, 0.2, np.nan], [1.0, 0.4, np.nan]])
+    assert coverage_summary({"capped": shares})["capped"] == {
+        "clips": 3,
+        "mean": [0.5, 0.3, None],
+        "p90": [0.9, 0.38, None],
+        "frames_over_90_percent": 0.2,
+    }

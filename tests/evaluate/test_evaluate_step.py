@@ -73,6 +73,7 @@ def root(tmp_path_factory):
         rows.append(root / f"data/index/runs/{run_id}.jsonl")
         prep_run.main(
             argparse.Namespace(
+                workers=0,
                 settings=root / "settings/prep.json",
                 raw=folder,
                 run_id=run_id,

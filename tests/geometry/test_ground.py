@@ -61,6 +61,42 @@ def test_orthographic_looking_down_and_level():
     assert not ground_points(level, np.array([[0.0, 0], [400, 200]]), 0, 400, 200)[1].any()
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("yaw", [0, 37, 90, -143.3])
+def test_orthographic_camera_parallel_to_the_ground_hits_nothing(yaw, dtype):
+    """Rounding leaves its determinant tiny, not zero; so does a half turn about its own axis."""
+    lens = orthographic(400, 200, 1, 9000)
+    place = np.array([1234.5, -678.9, 500.0])
+    pixels = pixel_centers(40, 20)
+    for roll in (0, 33, 90, 180):
+        for pitch in (0, 180):
+            camera = look(place, rotator_axes(pitch, yaw, roll)) @ lens
+            rounded = camera.astype(dtype).astype(np.float64)
+            assert not ground_matrix(rounded, 0, 40, 20).any()
+            assert not ground_points(rounded, pixels, 0, 40, 20)[1].any()
+
+
+@pytest.mark.parametrize("pitch", [-0.01, -1.0])
+def test_slightly_tilted_orthographic_camera_far_from_the_origin_hits(pitch):
+    axes = rotator_axes(pitch, 20, 0)
+    place = np.array([3e5, -2e5, 10.0])
+    camera = look(place, axes) @ orthographic(400, 10, 1, 1e6)
+    xy, hit = ground_points(camera, np.array([200.0, 100]), 0, 400, 200)
+    assert bool(hit)
+    reach = 10 / math.tan(math.radians(-pitch))
+    heading = math.radians(20)
+    expected = place[:2] + reach * np.array([math.cos(heading), math.sin(heading)])
+    np.testing.assert_allclose(xy, expected, atol=1e-3 * reach)
+
+
+def test_low_perspective_camera_far_from_the_origin_hits():
+    place = np.array([3e6, -2e6, 10.0])  # 10 cm above the ground, 36 km away
+    camera = look(place, rotator_axes(0, 0, 0)) @ perspective(90, 2, 10)
+    xy, hit = ground_points(camera, np.array([100.0, 60]), 0, 200, 100)
+    assert bool(hit)
+    np.testing.assert_allclose(xy, [3e6 + 100, -2e6], atol=0.01)
+
+
 def test_plane_behind_the_near_plane_is_no_hit():
     above = look(np.array([0, 0, 500.0]), rotator_axes(-90, 0, 0)) @ orthographic(400, 200, 1, 900)
     assert not ground_points(above, np.array([200.0, 100]), 600, 400, 200)[1]

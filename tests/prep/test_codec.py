@@ -44,7 +44,7 @@ def test_latents_are_scipys_dct_of_each_block():
                 block = group[:, 16 * i : 16 * i + 16, 16 * j : 16 * j + 16]
                 spectrum = dctn(block.transpose(3, 0, 1, 2), norm="ortho")
                 for channel, kept in enumerate(COEFFICIENTS):
-                    expected = (spectrum[kept[:4]] - kept.mean) / kept.std
+                    expected = (spectrum[kept[:4]] - kept.mean) / (kept.std * 13.0) ** 0.5
                     assert latents[channel, f, i, j] == pytest.approx(expected, abs=2e-4)
 
 
@@ -57,7 +57,7 @@ def test_decoding_inverts_encoding_up_to_truncation():
     assert once.shape == (9, 32, 64, 3)
     assert np.abs(twice.astype(int) - once).max() <= 1
     latents = codec.encode(once)
-    std = torch.tensor([kept.std for kept in COEFFICIENTS])[:, None, None, None]
+    std = torch.tensor([kept.scale for kept in COEFFICIENTS])[:, None, None, None]
     # Rounding moves a coefficient by a few 1/127.5: an orthonormal transform keeps its energy.
     assert ((codec.encode(twice) - latents) * std).abs().max() < 0.2
 
@@ -69,7 +69,7 @@ def test_latents_in_the_span_return_unchanged():
     latents[[channel for channel, kept in enumerate(COEFFICIENTS) if kept.time], 0] = 0
     codec = DctCodec()
     back = codec.encode(codec.decode(latents))
-    std = torch.tensor([kept.std for kept in COEFFICIENTS])[:, None, None, None]
+    std = torch.tensor([kept.scale for kept in COEFFICIENTS])[:, None, None, None]
     # A coefficient of 3,072 rounded pixels errs by 1/127.5/√12 = 0.0023 (one σ).
     assert ((back - latents) * std)[:, 1:].abs().max() < 5 * 0.0023
 
@@ -84,7 +84,7 @@ def test_grey_is_one_coefficient():
     """A clip of one grey has no energy but in R + G + B's mean: 0.2·√3072 = 11.085."""
     frames = np.full((5, 32, 32, 3), 153, np.uint8)  # 153 / 127.5 − 1 = 0.2
     latents = DctCodec().encode(frames)
-    raw = latents * torch.tensor([k.std for k in COEFFICIENTS])[:, None, None, None]
+    raw = latents * torch.tensor([k.scale for k in COEFFICIENTS])[:, None, None, None]
     raw += torch.tensor([k.mean for k in COEFFICIENTS])[:, None, None, None]
     assert raw[0].flatten().tolist() == pytest.approx([0.2 * 3072**0.5] * 8, abs=1e-4)
     assert raw[1:].abs().max() < 1e-4

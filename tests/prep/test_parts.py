@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from gc25d.errors import UserError
-from gc25d.geometry.camera import look, perspective, rotator_axes
+from gc25d.geometry.camera import look, perspective, pixel_centers, rotator_axes, unproject_rays
+from gc25d.geometry.capsules import nearest_in_image, ray_distances
 from gc25d.prep.parts import SEM, STENCIL, collapse_parts, part_ids
 
 CAMERA = look(np.zeros(3), rotator_axes(0, 0, 0)) @ perspective(90, 1, 1)
@@ -64,6 +65,40 @@ def test_every_frame_has_its_own_pose():
     capsules = np.array([[HEAD, [np.nan] * 7], [[np.nan] * 7, LEGS]], np.float32)
     found = part_ids(stencil, np.stack([CAMERA] * 2), capsules, np.array([16, 19], np.uint8))
     assert [np.unique(frame).tolist() for frame in found] == [[16], [19]]
+
+
+def plain_ids(stencil, camera, capsules, part):
+    """Every pixel of a character against every capsule of it."""
+    height, width = stencil.shape
+    centres = pixel_centers(width, height)
+    found = stencil.copy()
+    for who, parts in ((7, range(10, 16)), (8, range(16, 22))):
+        own = np.isin(part, parts)
+        pixels = centres[stencil == who]
+        origins, directions = unproject_rays(camera, pixels, width, height)
+        distances = np.stack([ray_distances(origins.T, directions.T, c) for c in capsules[own]])
+        nearest = nearest_in_image(pixels, capsules[own], camera, width, height)
+        chosen = np.where(np.isinf(distances.min(axis=0)), nearest, distances.argmin(axis=0))
+        found[stencil == who] = part[own][chosen]
+    return found
+
+
+def test_ids_are_those_of_testing_every_pixel_against_every_capsule(monkeypatch):
+    """Nine bodies before and beside the camera, one across it; wide outlines, so many misses."""
+    random = np.random.default_rng(0)
+    bodies = random.uniform((60, -150, -40), (300, 150, 40), (9, 3))
+    bodies[0] = (20, 10, 0)
+    limbs = random.uniform(-25, 25, (9, 4, 6)) + np.tile(bodies, 2)[:, None]
+    capsules = np.concatenate([limbs, random.uniform(3, 10, (9, 4, 1))], axis=-1).reshape(36, 7)
+    part = np.array([10, 11, 12, 13] * 2 + [16, 17, 18, 19] * 7, np.uint8)
+    stencil = np.full((48, 64), STENCIL["boss"], np.uint8)
+    stencil[:, 25:40] = STENCIL["player"]
+    stencil[::5] = STENCIL["ground"]
+    camera = look(np.zeros(3), rotator_axes(0, 0, 0)) @ perspective(90, 64 / 48, 1)
+    found = part_ids(stencil[None], camera[None], capsules[None], part)[0]
+    monkeypatch.setattr("gc25d.geometry.capsules._TILE", 1 << 20)  # one tile: nothing is left out
+    np.testing.assert_array_equal(found, plain_ids(stencil, camera, capsules, part))
+    assert len(np.unique(found)) == 8
 
 
 def test_collapse():

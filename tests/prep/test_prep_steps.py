@@ -79,6 +79,13 @@ def test_a_data_set_is_built_and_read(build):
     assert 0 < masked.dropped["mask"] < 1
 
 
+def test_a_limit_keeps_as_many_of_each_split(build):
+    root = build(limit=1, global_batch=1, grad_accum=1)
+    counts = json.loads((root / "READY").read_text())["counts"]
+    assert (counts["train"], counts["val"], counts["usable"]) == (1, 1, 2)
+    assert [len(ClipDataset(root, split)) for split in ("train", "val")] == [1, 1]
+
+
 def test_the_fingerprint_does_not_depend_on_folders(build):
     fingerprints = [
         json.loads((root / "READY").read_text())["fingerprint"]

@@ -17,7 +17,7 @@ SHAPE = (5, 32, 32)  # the raw pictures are 48 × 80
 
 
 def prepare(run_dir, run_id="maze__run-000"):
-    return prepare_run(run_dir, run_id, *SHAPE, DctCodec())
+    return prepare_run(run_dir, run_id, *SHAPE, DctCodec)
 
 
 def rewrite_tar(path, change):
@@ -139,15 +139,41 @@ def test_a_clip_behind_the_end_is_dropped(tmp_path, raw_run):
     assert [row["drop"] for row in rows] == [False, False, True]
 
 
-def test_a_clip_listed_twice_is_taken_once(tmp_path, raw_run, caplog):
-    run = raw_run(tmp_path / "raw")
+def relist(run, change):
+    """Rewrite the table of clips with `change(clips)`."""
     table = json.loads((run / "clips_5.json").read_text())
-    table["clips"].append({**table["clips"][0], "text_keys": ["stop", "stop"]})
+    change(table["clips"])
     (run / "clips_5.json").write_text(json.dumps(table))
+
+
+def test_a_clip_listed_twice_alike_is_taken_once(tmp_path, raw_run):
+    run = raw_run(tmp_path / "raw")
+    relist(run, lambda clips: clips.append(clips[0]))
     rows = prepare(run).rows
-    assert [row["start"] for row in rows] == [0, 5]
-    assert rows[0]["text_keys"] == ["go", "stop"]
-    assert "equal starts" in caplog.text
+    assert [(row["start"], row["drop"]) for row in rows] == [(0, False), (5, False)]
+    assert [row["faults"] for row in rows] == [["is listed 2 times"], []]
+
+
+def test_a_clip_listed_twice_with_different_keys_is_dropped(tmp_path, raw_run):
+    run = raw_run(tmp_path / "raw")
+    relist(run, lambda clips: clips.append({**clips[0], "text_keys": ["stop", "stop"]}))
+    bad, good = prepare(run).rows
+    assert bad["drop"]
+    assert "frame 0 is listed twice with different text keys or flags" in bad["reason"]
+    assert not good["drop"]
+
+
+def test_clips_that_overlap_are_kept_and_named(tmp_path, raw_run):
+    """5 frames from 0, 3 and 5: the second shares 3..4, the third 5..7 with the second."""
+    run = raw_run(tmp_path / "raw")
+    relist(run, lambda clips: clips.append({**clips[0], "start": 3}))
+    rows = prepare(run).rows
+    assert not any(row["drop"] for row in rows)
+    assert {row["start"]: row["faults"] for row in rows} == {
+        0: [],
+        3: ["shares frames 3..4 with the clip at frame 0"],
+        5: ["shares frames 5..7 with the clip at frame 3"],
+    }
 
 
 @pytest.mark.parametrize("name", ["meta.json", "frames.tar", "clips_5.json"])
@@ -163,11 +189,12 @@ def test_an_unreadable_run_becomes_one_row(tmp_path, raw_run, name, caplog):
     assert "maze__run-000" in caplog.text
 
 
-def test_frames_and_stencil_must_be_numbered_alike(tmp_path, raw_run):
+@pytest.mark.parametrize("number", [0, 11])
+def test_frames_and_stencil_must_be_the_same_ones(tmp_path, raw_run, number):
     run = raw_run(tmp_path / "raw")
-    rewrite_tar(run / "stencil.tar", lambda number, data: None if number == 0 else data)
+    rewrite_tar(run / "stencil.tar", lambda at, data: None if at == number else data)
     (row,) = prepare(run).rows
-    assert "renumber one of them" in row["reason"]
+    assert "stencil.tar 11" in row["reason"]
 
 
 def test_the_reserved_key_is_the_empty_prompt(tmp_path, raw_run):
@@ -183,7 +210,7 @@ def test_latents_that_are_not_finite_drop_the_clip(tmp_path, raw_run):
         def encode(self, frames):
             return super().encode(frames) * torch.nan
 
-    rows = prepare_run(raw_run(tmp_path / "raw"), "maze__run-000", *SHAPE, Broken()).rows
+    rows = prepare_run(raw_run(tmp_path / "raw"), "maze__run-000", *SHAPE, Broken).rows
     assert all(row["drop"] and "NaN" in row["reason"] for row in rows)
 
 
@@ -195,4 +222,4 @@ def test_a_fault_of_the_settings_is_no_fault_of_the_run(tmp_path, raw_run):
             raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        prepare_run(raw_run(tmp_path / "raw"), "maze__run-000", *SHAPE, Faulty())
+        prepare_run(raw_run(tmp_path / "raw"), "maze__run-000", *SHAPE, Faulty)

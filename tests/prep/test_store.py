@@ -15,8 +15,8 @@ from gc25d.prep.store import (
     read_tensor,
     tensor_names,
     unpack_ids,
-    write_tensors,
 )
+from gc25d.tensors import write_tensors
 
 
 @given(hnp.arrays(np.uint8, st.tuples(*[st.integers(1, 9)] * 3)))
@@ -53,25 +53,25 @@ def test_damaged_ids_are_refused():
 def test_tensors_survive_the_file(tmp_path):
     path = tmp_path / "run.safetensors"
     value = torch.arange(6.0).reshape(2, 3).bfloat16()
-    write_tensors(path, {"b": value, "a": torch.tensor([1], dtype=torch.uint8)})
+    write_tensors(path, {"b": value, "a": torch.tensor([1], dtype=torch.uint8)}, {})
     assert torch.equal(read_tensor(path, "b"), value)
     assert tensor_names(path) == {"a", "b"}
-    with pytest.raises(ValueError, match=r"run\.safetensors"):
+    with pytest.raises(UserError, match=r"run\.safetensors"):
         read_tensor(path, "c")
 
 
 def test_a_file_without_tensors_is_valid(tmp_path):
-    write_tensors(tmp_path / "empty.safetensors", {})
+    write_tensors(tmp_path / "empty.safetensors", {}, {})
     assert tensor_names(tmp_path / "empty.safetensors") == frozenset()
 
 
 def test_missing_and_cut_files_are_named(tmp_path):
     path = tmp_path / "run.safetensors"
-    with pytest.raises(ValueError, match=r"run\.safetensors"):
+    with pytest.raises(UserError, match=r"run\.safetensors"):
         read_tensor(path, "a")
-    write_tensors(path, {"a": torch.zeros(100)})
+    write_tensors(path, {"a": torch.zeros(100)}, {})
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match=r"run\.safetensors"):
+    with pytest.raises(UserError, match=r"run\.safetensors"):
         read_tensor(path, "a")
     with pytest.raises(UserError, match=r"run\.safetensors"):
         tensor_names(path)

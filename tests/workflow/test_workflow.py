@@ -49,7 +49,7 @@ def refuse(folder: Path, *arguments: str) -> str:
 
 def jobs(folder: Path, *arguments: str) -> dict[str, int]:
     """How often each rule would run."""
-    said = succeed(folder, "-n", "--quiet", "rules", *arguments)
+    said = succeed(folder, "-n", *arguments)
     table = said.split("Job stats:")[-1].splitlines()[3:] if "Job stats:" in said else []
     counted = [line.split() for line in table if len(line.split()) == 2]
     return {rule: int(count) for rule, count in counted if count.isdigit()}
@@ -79,7 +79,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 def test_the_main_target_leaves_everything_a_user_looks_for(finished: Path) -> None:
     ready = read_json(finished / "data/gc25d_v10/READY")
-    assert (ready["counts"]["usable_train"], ready["counts"]["usable_val"]) == (4, 4)
+    assert (ready["counts"]["usable_train"], ready["counts"]["usable_val"]) == (6, 6)
     assert [row["step"] for row in read_csv(finished / "train/train_log.csv")] == list("1234")
     report = read_json(finished / "verify/step-4.json")
     assert report["sha256"] == digest_file(finished / FINAL)
@@ -137,7 +137,7 @@ def test_another_learning_rate_is_refused_and_its_revert_is_free(run: Path) -> N
 
 def test_data_that_changed_under_a_run_is_refused_and_nothing_is_lost(run: Path) -> None:
     chain = contents(run, "train/step-2", "train/step-4", "train/states", "exports", "eval/step-4")
-    fewer = ("--config", "prep={limit: 3}")
+    fewer = ("--config", "prep={limit: 5}")
     assert jobs(run, "sft_v10", *fewer)["build_index"] == 1
     said = refuse(run, "sft_v10", *fewer)
     assert "data fingerprint is" in said

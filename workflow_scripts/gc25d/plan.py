@@ -4,6 +4,7 @@ Imports no torch. Raises `UserError`, whose message the Snakefile prints as it i
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from gc25d.records import read_json, write_json_if_changed
 from gc25d.settings import Settings
 from gc25d.step_settings import step_json, step_settings
 
+_TAR_PART = re.compile(r"(?:frames|stencil)-\d{1,6}\.tar")
 RUN_RECORD = Path("train/run.json")
 """What a run is bound to: its settings and the fingerprint of its data."""
 
@@ -95,11 +97,29 @@ def raw_runs(settings: Settings) -> dict[str, Path]:
     return dict(sorted(runs.items()))
 
 
-def raw_files(folder: Path, frames: int) -> list[Path]:
-    """The files of a raw run; its frames may lie in several numbered archives."""
-    archives = sorted(folder.glob("frames*.tar")) or [folder / "frames.tar"]
-    names = ("stencil.tar", "cameras.npz", "skeletons.npz", "meta.json", f"clips_{frames}.json")
-    return [*archives, *(folder / name for name in names)]
+def raw_files(settings: Settings, folder: Path) -> list[Path]:
+    """What prep reads of a raw run.
+
+    A run that this pipeline captures has all its files, made or to be made. Of somebody else's run
+    a file may be missing, which is prep's to report and must not stop the other runs: the folder
+    then stands for it, because its time changes when a file comes or goes.
+    """
+    names = [
+        *("frames.tar", "stencil.tar", "cameras.npz", "skeletons.npz", "meta.json"),
+        f"clips_{settings.geometry.frames}.json",
+    ]
+    if settings.capture.source != "external":
+        return [folder / name for name in names]
+    found = {path.name for path in folder.iterdir()}
+    parts = sorted(name for name in found if _TAR_PART.fullmatch(name))
+    missing = [name for name in names if name not in found and not _has_part(name, parts)]
+    present = [*parts, *(name for name in names if name in found)]
+    return [*([folder] if missing else []), *(folder / name for name in present)]
+
+
+def _has_part(name: str, parts: Iterable[str]) -> bool:
+    stem, _, suffix = name.rpartition(".")
+    return suffix == "tar" and any(part.startswith(f"{stem}-") for part in parts)
 
 
 def chain_steps(settings: Settings) -> list[int]:

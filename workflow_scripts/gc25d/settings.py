@@ -11,6 +11,25 @@ from pydantic.config import JsonDict
 
 FREE: JsonDict = {"free": True}
 
+SCENES: dict[str, tuple[str, ...]] = {
+    # scenarios for one player that come with ViZDoom
+    "vizdoom": (
+        "basic",
+        "deadly_corridor",
+        "deathmatch",
+        "defend_the_center",
+        "defend_the_line",
+        "health_gathering",
+        "health_gathering_supreme",
+        "my_way_home",
+        "rocket_basic",
+        "simpler_basic",
+        "take_cover",
+    ),
+    "synthetic": ("synthetic_perspective", "synthetic_orthographic"),
+}
+"""Scenes of each source that this pipeline captures itself."""
+
 
 class Section(BaseModel):
     """A part of the tree: immutable, and an unknown key is an error."""
@@ -53,13 +72,14 @@ class Geometry(Section):
 class Capture(Section):
     """What plays the game. `external` captures are only pointed at by `raw_root`."""
 
-    source: Literal["vizdoom", "external"] = "vizdoom"
-    """`vizdoom` plays scripted, seeded games; `external` finds finished runs below `raw_root`."""
+    source: Literal["vizdoom", "synthetic", "external"] = "vizdoom"
+    """`vizdoom` plays scripted, seeded games; `synthetic` casts rays into made-up scenes with exact
+    ground truth; `external` finds finished runs below `raw_root`."""
     scenes: tuple[str, ...] = ("deadly_corridor", "deathmatch", "defend_the_line")
-    """Scenes to play (ViZDoom scenarios)."""
+    """Scenes to play: ViZDoom scenarios, or `synthetic_perspective`, `synthetic_orthographic`."""
     runs_per_scene: Positive = 4
     """Runs of each scene: `run-000`, `run-001`, …"""
-    clips_per_run: Positive = 6
+    clips_per_run: Positive = 16
     """Clips cut from a run, one after another."""
     height: Positive = 240
     """Pixels of a captured frame."""
@@ -69,6 +89,17 @@ class Capture(Section):
     """Game tics (1/35 s) between two frames."""
     seed: Natural = 0
     """Seeds the game and the scripted player."""
+
+    @model_validator(mode="after")
+    def _known_scenes(self) -> Self:
+        known = SCENES.get(self.source, self.scenes)
+        for scene in self.scenes:
+            if scene not in known:
+                raise ValueError(
+                    f"scenes holds {scene!r}, which is no scene of {self.source}: use "
+                    f"{', '.join(known)}"
+                )
+        return self
 
 
 class Text(Section):
@@ -91,6 +122,8 @@ class Prep(Section):
     """`dct` needs no weights; `wan_vae` loads Wan2.2's autoencoder from `codec_dir`."""
     codec_dir: str = ""
     """Local directory of the `wan_vae` weights."""
+    workers: Natural = Field(0, json_schema_extra=FREE)
+    """Processes of a job that read clips ahead of the encoder; 0 reads in the job's own."""
     text: Text = Text()
     val_runs: tuple[str, ...] = (
         "deadly_corridor__run-003",
@@ -100,10 +133,14 @@ class Prep(Section):
     """Runs (`<scene>__<run>`) held out for validation; all others train."""
     buried: tuple[str, ...] = ()
     """Clip ids that stay in the index with `drop = true`."""
+    buried_file: str = Field("", json_schema_extra=FREE)
+    """File of more of them, one a line, `#` starts a comment; its content counts, not its path."""
     limit: Natural = 0
     """Keep this many clips of each split, chosen by `Random(limit_seed)`; 0 keeps all."""
     limit_seed: Natural = 0
     """Seeds the choice made by `limit`."""
+    strict: bool = Field(False, json_schema_extra=FREE)
+    """Any faulty clip or run (docs/dataset.md) fails the build instead of being left out."""
 
 
 class Mask(Section):
@@ -157,9 +194,9 @@ class Train(Section):
     """Rounds in which a step's samples are formed; the epoch's last step may have fewer rounds."""
     micro_batch: Positive = Field(8, json_schema_extra=FREE)
     """Samples of a forward pass on one device, at most."""
-    lr: Rate = 1e-3
+    lr: Rate = 3e-3
     """Learning rate of the transformer."""
-    cond_lr: Rate = 1e-3
+    cond_lr: Rate = 3e-3
     """Learning rate of the semantic condition (`gc_sem_cond.*`)."""
     warmup_steps: Natural = 30
     """Optimizer steps of linear warm-up; constant afterwards."""

@@ -5,6 +5,8 @@ its step: an edit reruns exactly the steps it concerns. `version` is raised by h
 own algorithm changes on purpose.
 """
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ from gc25d.settings import (
     Model,
     Natural,
     Positive,
+    Prep,
     Regression,
     Samples,
     Section,
@@ -65,6 +68,7 @@ class IndexStep(Section):
     buried: tuple[str, ...]
     limit: Natural
     limit_seed: Natural
+    strict: bool = False
     global_batch: Positive
     grad_accum: Positive
 
@@ -101,6 +105,7 @@ class RegressionStep(Section):
 
 
 StepT = TypeVar("StepT", bound=Section)
+_CLIP_ID = re.compile(r"\S+__\d{6,}")
 
 
 def step_settings(settings: Settings, runs: tuple[str, ...]) -> dict[str, Section]:
@@ -116,9 +121,10 @@ def step_settings(settings: Settings, runs: tuple[str, ...]) -> dict[str, Sectio
             **data,
             runs=runs,
             val_runs=prep.val_runs,
-            buried=prep.buried,
+            buried=buried_clips(prep),
             limit=prep.limit,
             limit_seed=prep.limit_seed,
+            strict=prep.strict,
             global_batch=settings.train.global_batch,
             grad_accum=settings.train.grad_accum,
         ),
@@ -139,6 +145,37 @@ def step_settings(settings: Settings, runs: tuple[str, ...]) -> dict[str, Sectio
         ),
         "regression": RegressionStep(regression=settings.regression),
     }
+
+
+def buried_clips(prep: Prep) -> tuple[str, ...]:
+    """The clip ids of `prep.buried` and of `prep.buried_file`, each once, sorted.
+
+    Raises:
+        UserError: the file is missing or not text, or a line of it is no clip id.
+    """
+    listed = list(prep.buried)
+    if prep.buried_file:
+        listed += _listed_clips(Path(prep.buried_file))
+    return tuple(sorted(set(listed)))
+
+
+def _listed_clips(path: Path) -> Iterator[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"prep.buried_file {path} is not readable ({error}): expected a text file with one "
+            "clip id a line"
+        ) from None
+    for number, line in enumerate(lines, start=1):
+        clip_id = line.partition("#")[0].strip()
+        if clip_id and not _CLIP_ID.fullmatch(clip_id):
+            raise UserError(
+                f"prep.buried_file {path}, line {number}: {clip_id!r}, expected a clip id "
+                "<scene>__<run>__<start, six digits>"
+            )
+        if clip_id:
+            yield clip_id
 
 
 def step_json(step: Section) -> dict[str, Any]:

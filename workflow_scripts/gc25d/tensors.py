@@ -22,7 +22,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         save_file(
             {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
             temporary,
-            metadata=dict(metadata),
+            metadata=dict(metadata) or None,  # an empty one makes an illegal header of no tensors
         )
         _sort_header(temporary)
 

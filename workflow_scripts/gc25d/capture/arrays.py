@@ -1,12 +1,25 @@
 """Named arrays in an npz file, without pickle: read with checks, written so that bytes repeat."""
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 
 from gc25d.errors import UserError
 from gc25d.records import atomic_path
+
+# What numpy and zipfile raise on damaged bytes; RuntimeError: flags that ask for decryption.
+_DAMAGED = (
+    ValueError,
+    OSError,
+    EOFError,
+    TypeError,
+    RuntimeError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def write_arrays(path: Path, **arrays: np.ndarray) -> None:
@@ -30,7 +43,7 @@ def read_array(
         raise UserError(f"{path}: not found: capture the run again") from None
     except KeyError:
         raise UserError(f"{path}: has no array {name!r}: correct the exporter") from None
-    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise UserError(f"{path}: not readable as npz ({error}): copy it again") from None
     fits = len(found.shape) == len(shape) and all(
         want in (None, have) for want, have in zip(shape, found.shape, strict=True)

@@ -16,24 +16,9 @@ from gc25d.capture.player import Action, Thing
 from gc25d.capture.stencil import OWN_WEAPON
 from gc25d.capture.wad import MapPlan, read_plan
 from gc25d.errors import UserError
+from gc25d.settings import SCENES
 
-TICS_PER_SECOND = 35
 ENGINE = f"ViZDoom {vizdoom.__version__}"
-
-SCENES = (
-    "basic",
-    "deadly_corridor",
-    "deathmatch",
-    "defend_the_center",
-    "defend_the_line",
-    "health_gathering",
-    "health_gathering_supreme",
-    "my_way_home",
-    "rocket_basic",
-    "simpler_basic",
-    "take_cover",
-)
-"""Scenarios for one player that come with ViZDoom."""
 
 _SCENARIOS = Path(vizdoom.scenarios_path)
 _FIRST_TIC = 14  # the weapon is up by then
@@ -123,8 +108,9 @@ def open_game(scene: str, width: int, height: int) -> Iterator[Game]:
         UserError: an unknown scene, or a size that ViZDoom cannot render.
     """
     resolution = _resolution(width, height)
-    if scene not in SCENES:
-        raise UserError(f"capture.scenes: {scene!r} is none of {', '.join(SCENES)}: correct it")
+    known = SCENES["vizdoom"]
+    if scene not in known:
+        raise UserError(f"capture.scenes: {scene!r} is none of {', '.join(known)}: correct it")
     with tempfile.TemporaryDirectory() as scratch:
         game = vizdoom.DoomGame()
         game.load_config(str(_SCENARIOS / f"{scene}.cfg"))

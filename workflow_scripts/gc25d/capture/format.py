@@ -43,7 +43,7 @@ class RunMeta:
     projection: Literal["perspective", "orthographic"]
     """Kind of the cameras."""
     source: str
-    """What captured the run (`vizdoom`)."""
+    """What captured the run (`vizdoom`, `synthetic`)."""
     engine: str
     """Engine and version."""
 

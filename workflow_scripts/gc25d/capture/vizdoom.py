@@ -2,40 +2,24 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from gc25d.capture import recording
-from gc25d.capture.engine import ENGINE, TICS_PER_SECOND, Game, Observation, open_game
+from gc25d.capture.engine import ENGINE, Game, Observation, open_game
 from gc25d.capture.floorplan import draw_floorplan, wall_distances
 from gc25d.capture.format import ClipTable, RawClip, RunMeta, latent_cells, write_run
 from gc25d.capture.player import HEADINGS, Action, Player, View
 from gc25d.capture.prompts import prompt, text_key
 from gc25d.capture.recording import Moment
+from gc25d.capture.run_spec import RunSpec
 from gc25d.capture.stencil import classify_flats
 from gc25d.capture.wad import MapPlan
 from gc25d.errors import UserError
 
 _EPISODES_PER_CLIP = 8
 _STILL = Action(frozenset())
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """What to record."""
-
-    scene: str
-    run: int
-    """Number of the run in its scene."""
-    seed: int
-    frames: int
-    """Frames of a clip, 4n + 1."""
-    clips: int
-    width: int
-    height: int
-    tics_per_frame: int
 
 
 def capture_run(run_dir: Path, spec: RunSpec) -> None:
@@ -57,7 +41,7 @@ def capture_run(run_dir: Path, spec: RunSpec) -> None:
         cameras=recording.cameras(moments),
         skeletons=recording.skeletons(moments),
         meta=RunMeta(
-            fps=TICS_PER_SECOND / spec.tics_per_frame,
+            fps=spec.fps,
             width=spec.width,
             height=spec.height,
             ground_z=(recording.ground_height(moments),),

@@ -54,13 +54,18 @@ def collate(samples: Sequence[Sample], table: TextTable) -> Batch:
         torch.stack([sample.context_ids for sample in samples]), sorted=True, return_inverse=True
     )
     return Batch(
-        latents=torch.stack([sample.input_latents for sample in samples]),
+        latents=_stacked([sample.input_latents for sample in samples]),
         prompts=table.embeddings[table_ids],
         prompt_lengths=table.lengths[table_ids],
         context_ids=context_ids,
-        sem_ids=torch.stack([sample.sem_ids for sample in samples]),
+        sem_ids=_stacked([sample.sem_ids for sample in samples]),
         clip_ids=[sample.clip_id for sample in samples],
         epochs=[sample.epoch for sample in samples],
         indices=[sample.index for sample in samples],
         dropped=[sample.dropped for sample in samples],
     )
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """One more axis in front; a lone tensor, which may be 32 MB of ids, is not copied."""
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))

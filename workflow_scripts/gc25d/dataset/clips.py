@@ -186,7 +186,7 @@ class ClipDataset:
         try:
             latents = _verified(self.root / row.latents, row.clip_id, row.digests["latents"])
             sem_ids, hidden = self._sem_ids(row, draw)
-        except ValueError as error:
+        except (UserError, ValueError) as error:
             raise clip_error(row.clip_id, error) from None
         return Sample(
             latents,
@@ -232,7 +232,8 @@ def _verified(path: Path, name: str, digest: str) -> Tensor:
     """A tensor whose bytes are those that the index was built from.
 
     Raises:
-        ValueError: the file is missing or cut, or the bytes differ.
+        UserError: the file is missing or cut.
+        ValueError: the bytes differ.
     """
     tensor = read_tensor(path, name)
     if digest_tensor(tensor) != digest:

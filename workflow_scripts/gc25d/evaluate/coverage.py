@@ -1,7 +1,7 @@
 """How much of each frame the UNKNOWN mask hides, under every coverage policy."""
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Float64
@@ -43,6 +43,32 @@ def _shares(part: np.ndarray, whole: np.ndarray) -> Float64[np.ndarray, " T"]:
     shares = np.full(len(whole), np.nan)
     np.divide(part.sum(axis=(1, 2)), counts, out=shares, where=counts > 0)
     return shares
+
+
+def coverage_summary(curves: Curves) -> dict[Coverage, dict[str, Any]]:
+    """Per policy: mean and 90th percentile of each frame's coverage, share of frames over 90 %.
+
+    A frame that is NaN in every clip (no static pixel) is null.
+    """
+    return {
+        policy: {
+            "clips": len(shares),
+            "mean": [_json(np.mean(_known(column))) for column in shares.T],
+            "p90": [_json(np.percentile(_known(column), 90)) for column in shares.T],
+            "frames_over_90_percent": _json(np.mean(_known(shares) > NEARLY_ALL)),
+        }
+        for policy, shares in curves.items()
+    }
+
+
+def _known(shares: np.ndarray) -> np.ndarray:
+    """Without the NaNs; all NaN stays one NaN."""
+    known = shares[~np.isnan(shares)]
+    return known if known.size else np.array([np.nan])
+
+
+def _json(value: float | np.floating[Any]) -> float | None:
+    return None if np.isnan(value) else round(float(value), 6)
 
 
 def coverage_figure(curves: Curves) -> Figure:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float64
 
+_EDGE_ON = 1e-6
+"""Share of `_reach` below which a plane is seen edge-on: above the rounding of float32 cameras."""
+
 
 def ground_plane(ground_z: Sequence[float]) -> float | None:
     """Height of a run's ground plane in cm.
@@ -26,8 +29,8 @@ def ground_matrix(
 
     (x, y, plane_z) is the ground point, q its inverse clip w (in front of the camera: q > 0) and
     depth its reversed-Z depth (beyond the near plane: depth ≤ 1). All four are linear in the pixel,
-    so callers that walk a grid can add a row term to a column term. A plane seen edge-on gives a
-    zero matrix: no pixel hits it.
+    so callers that walk a grid can add a row term to a column term. A plane seen edge-on, as far as
+    rounding of the camera can tell, gives a zero matrix: no pixel hits it.
 
     Source: the plane's homography to the picture, inverted by cross products of its rows.
     """
@@ -44,11 +47,26 @@ def ground_matrix(
         [np.cross(second, third), np.cross(third, first), np.cross(first, second)], axis=-1
     )
     determinant = np.sum(first * adjugate[..., :, 0], axis=-1)[..., None, None]
-    edge_on = determinant == 0
+    edge_on = np.abs(determinant) <= _EDGE_ON * _reach(world_to_clip, third)[..., None, None]
     inverse = np.where(edge_on, 0.0, adjugate / np.where(edge_on, 1.0, determinant))
     from_ndc = np.concatenate([inverse, inverse @ plane[..., :, 2:3]], axis=-1)
     to_ndc = np.array([[2 / width, 0, 0], [0, -2 / height, 0], [-1, 1, 1]])
     return np.asarray(to_ndc @ from_ndc)
+
+
+def _reach(
+    world_to_clip: Float64[np.ndarray, "*batch 4 4"], origin: Float64[np.ndarray, "*batch 3"]
+) -> Float64[np.ndarray, " *batch"]:
+    """The largest that the plane's determinant could be with the camera turned any way.
+
+    `origin` is the clip (x, y, w) of the plane's point (0, 0). The determinant is a sum of its
+    entries times 2 × 2 minors of the directions; each minor is at most the product of two lengths.
+    For a perspective camera its share of this is height above the plane / distance from `origin`,
+    for an orthographic one the sine of its pitch.
+    """
+    x, y, w = np.moveaxis(np.linalg.norm(world_to_clip[..., :3, [0, 1, 3]], axis=-2), -1, 0)
+    to_x, to_y, to_w = np.moveaxis(np.abs(origin), -1, 0)
+    return np.asarray(y * w * to_x + w * x * to_y + x * y * to_w)
 
 
 def ground_points(

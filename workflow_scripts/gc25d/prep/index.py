@@ -13,7 +13,7 @@ from gc25d.records import digest_json
 
 Row = dict[str, Any]
 _KEPT = ("clip_id", "run", "start", "drop", "reason", "flags", "text_keys", "digests", "ground_z")
-_SHARES = ("static_share", "character_share")
+_OPTIONAL = ("faults", "static_share", "character_share")
 _FINGERPRINTED = ("clip_id", "split", "drop", "text_keys", "digests", "ground_z")
 
 
@@ -50,8 +50,9 @@ def collect_prompts(rows: Iterable[Row]) -> dict[str, str]:
 
 
 def failed_runs(rows: Iterable[Row]) -> dict[str, str]:
-    """Run → reason of every run that could not be read at all."""
-    return {row["run"]: row["reason"] for row in rows if "clip_id" not in row}
+    """Run → reason of every run that could not be read at all, sorted."""
+    failed = {row["run"]: row["reason"] for row in rows if "clip_id" not in row}
+    return dict(sorted(failed.items()))
 
 
 def build_rows(rows: Sequence[Row], choice: Choice, shape: Sequence[int]) -> list[Row]:
@@ -80,7 +81,7 @@ def build_rows(rows: Sequence[Row], choice: Choice, shape: Sequence[int]) -> lis
 
 
 def _indexed(row: Row, choice: Choice) -> Row:
-    made = {key: row[key] for key in _KEPT} | {key: row[key] for key in _SHARES if key in row}
+    made = {key: row[key] for key in _KEPT} | {key: row[key] for key in _OPTIONAL if key in row}
     made["split"] = "val" if row["run"] in choice.val_runs else "train"
     made["paths"] = {"latents": latents_file(row["run"]), "ids": ids_file(row["run"])}
     if row["clip_id"] in choice.buried and not row["drop"]:

@@ -1,100 +1,27 @@
 """One raw run → its prepared clips: latents, packed ids, cameras and index rows.
 
 A clip that cannot be read becomes a dropped row with the reason, and the others are built. A run
-that cannot be read becomes one row without clips. Nothing here depends on where the run lies.
+that cannot be read becomes one row without clips. Nothing here depends on where the run lies or on
+how many processes read it.
 """
 
+import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gc25d.capture.format import (
-    ClipTable,
-    RawClip,
-    RunMeta,
-    index_frames,
-    index_stencil,
-    read_cameras,
-    read_clips,
-    read_frames,
-    read_meta,
-    read_skeletons,
-    read_stencil,
-)
-from gc25d.capture.tars import Series
 from gc25d.errors import UserError
-from gc25d.geometry.ground import ground_plane
-from gc25d.geometry.resample import (
-    View,
-    fit_view,
-    resample_cameras,
-    resample_frames,
-    resample_stencil,
-)
 from gc25d.prep.codec import Codec
-from gc25d.prep.parts import LAST_STATIC, part_ids
-from gc25d.prep.store import digest_tensor, pack_ids
-from gc25d.prep.text import NULL_PROMPT
-from gc25d.shapes import RgbFrames, SemIds, WorldToClip
+from gc25d.prep.read import RawRun, ReadClip, Row, reason_of
+from gc25d.prep.readers import Reading, readings
+from gc25d.prep.store import digest_tensor
 
 log = logging.getLogger(__name__)
-
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class RawRun:
-    """A raw run, opened: everything but its pictures."""
-
-    run_dir: Path
-    run_id: str
-    meta: RunMeta
-    table: ClipTable
-    frames: Series
-    stencil: Series
-    view: View
-    """From a captured picture to the clip's size."""
-
-    @classmethod
-    def open(cls, run_dir: Path, run_id: str, frames: int, height: int, width: int) -> Self:
-        """Open a run for clips of `frames` × `height` × `width`.
-
-        Raises:
-            UserError: a file that all clips need is missing or damaged.
-        """
-        meta = read_meta(run_dir)
-        pictures, stencil = index_frames(run_dir), index_stencil(run_dir)
-        if pictures.first_number != stencil.first_number:
-            raise UserError(
-                f"{run_dir}: frames start at number {pictures.first_number}, the stencil at "
-                f"{stencil.first_number}: renumber one of them"
-            )
-        view = fit_view((meta.height, meta.width), (height, width))
-        table = read_clips(run_dir, frames)
-        return cls(run_dir, run_id, meta, table, pictures, stencil, view)
-
-    def clip_id(self, clip: RawClip) -> str:
-        """`<scene>__<run>__<start>`, the start in six digits."""
-        return f"{self.run_id}__{clip.start:06d}"
-
-    def prompt(self, key: str) -> str:
-        """The prompt of a text key; NULL_PROMPT is the empty one unless the run says otherwise."""
-        known = key in self.table.prompts or key != NULL_PROMPT
-        return self.table.prompt(key) if known else ""
-
-    def clips(self) -> Iterator[RawClip]:
-        """The clips in the order of their starts; one listed twice is taken once."""
-        by_start = {clip.start: clip for clip in reversed(self.table.clips)}
-        if len(by_start) < len(self.table.clips):
-            log.warning("%s: clips with equal starts: the first of each is taken", self.run_id)
-        for start in sorted(by_start):
-            yield by_start[start]
 
 
 @dataclass
@@ -107,87 +34,76 @@ class PreparedRun:
 
 
 def prepare_run(
-    run_dir: Path, run_id: str, frames: int, height: int, width: int, codec: Codec
+    run_dir: Path,
+    run_id: str,
+    frames: int,
+    height: int,
+    width: int,
+    load_codec: Callable[[], Codec],
+    workers: int = 0,
 ) -> PreparedRun:
-    """Prepare every clip of a raw run."""
+    """Prepare every clip of a raw run; `workers` processes read ahead of the encoder.
+
+    Finished clips stay in memory (3 MB each at 81×480×832); frames only from reading to encoding.
+    The codec is loaded while the first clips are read, unless the run cannot be read at all.
+    """
     prepared = PreparedRun()
     try:
         run = RawRun.open(run_dir, run_id, frames, height, width)
     except (UserError, OSError) as error:
-        reason = _reason(error, run_dir, run_id)
+        reason = reason_of(error, run_dir, run_id)
         log.warning("run %s is left out: %s", run_id, reason)
         prepared.rows.append({"run": run_id, "drop": True, "reason": reason})
         return prepared
-    for clip in run.clips():
-        try:
-            _add(prepared, run, clip, codec)
-        except (UserError, OSError, np.linalg.LinAlgError) as error:
-            reason = _reason(error, run_dir, run_id)
-            log.warning("clip %s is dropped: %s", run.clip_id(clip), reason)
-            prepared.rows.append(_row(run, clip) | {"drop": True, "reason": reason})
+    with contextlib.closing(readings(run, run.clips(), workers)) as clips:
+        for clip, latents in encoded(clips, load_codec):
+            _add(prepared, clip, latents)
     return prepared
 
 
-def _add(prepared: PreparedRun, run: RawRun, clip: RawClip, codec: Codec) -> None:
-    """Prepare one clip; `prepared` is changed only when all of it succeeded."""
-    frames, sem_ids, cameras = read_clip(run, clip)
-    clip_id = run.clip_id(clip)
-    latents = codec.encode(frames).to(torch.bfloat16).contiguous()
-    if not latents.isfinite().all():
-        raise UserError(
-            f"{run.run_dir}: latents hold NaN or an infinity: check the codec's weights"
-        )
-    packed, world_to_clip = pack_ids(sem_ids), torch.from_numpy(cameras)
-    prepared.latents[clip_id] = latents
-    prepared.ids[f"{clip_id}.ids"] = packed
-    prepared.ids[f"{clip_id}.world_to_clip"] = world_to_clip
-    prepared.rows.append(
-        _row(run, clip)
-        | {
-            "prompts": {key: run.prompt(key) for key in sorted(set(clip.text_keys))},
-            "static_share": round(float((sem_ids <= LAST_STATIC).mean()), 6),
-            "character_share": round(float((sem_ids > LAST_STATIC).mean()), 6),
-            "digests": {
-                "latents": digest_tensor(latents),
-                "ids": digest_tensor(packed),
-                "world_to_clip": digest_tensor(world_to_clip),
-            },
-        }
-    )
+def encoded(
+    clips: Iterable[Reading], load_codec: Callable[[], Codec]
+) -> Iterator[tuple[ReadClip, Tensor | None]]:
+    """Clips with their latents, bf16 [48, F, h, w], in order; None for a clip that was dropped.
 
-
-def read_clip(run: RawRun, clip: RawClip) -> tuple[RgbFrames, SemIds, WorldToClip]:
-    """A clip at its final size: RGB, semantic ids, cameras.
-
-    Raises:
-        UserError: a frame, stencil, camera or skeleton of the clip is missing or damaged.
+    The encoder has a thread of its own and always one clip waiting, so that reading, and what is
+    done with a finished clip, go on while it works. It loads the codec first.
     """
-    run_dir, start, count = run.run_dir, clip.start, run.table.frames
-    stencil = resample_stencil(read_stencil(run_dir, start, count, index=run.stencil), run.view)
-    frames = resample_frames(read_frames(run_dir, start, count, index=run.frames), run.view)
-    cameras = resample_cameras(read_cameras(run_dir, start, count), run.view)
-    skeletons = read_skeletons(run_dir, start, count)
-    sem_ids = part_ids(stencil, cameras, skeletons.capsules, skeletons.part)
-    return frames, sem_ids, np.ascontiguousarray(cameras)
+    thread = ThreadPoolExecutor(1)
+    codec = thread.submit(load_codec)
+
+    def encode(reading: Reading) -> Tensor | None:
+        try:
+            if reading.clip.row["drop"]:
+                return None
+            return codec.result().encode(reading.frames).to(torch.bfloat16).contiguous()
+        finally:
+            reading.release()
+
+    with thread:
+        before: tuple[ReadClip, Future[Tensor | None]] | None = None
+        for reading in clips:
+            now = reading.clip, thread.submit(encode, reading)
+            if before:
+                yield before[0], before[1].result()
+            before = now
+        if before:
+            yield before[0], before[1].result()
+        codec.result()  # a codec that cannot be loaded is an error without any clip, too
 
 
-def _row(run: RawRun, clip: RawClip) -> Row:
-    """What is known of a clip before its pictures are read."""
-    return {
-        "clip_id": run.clip_id(clip),
-        "run": run.run_id,
-        "start": clip.start,
-        "shape": [run.table.frames, *run.view.target_hw],
-        "drop": False,
-        "reason": "",
-        "flags": list(clip.flags),
-        "text_keys": list(clip.text_keys),
-        "prompts": {},
-        "ground_z": ground_plane(run.meta.ground_z),
-        "digests": {},
-    }
-
-
-def _reason(error: Exception, run_dir: Path, run_id: str) -> str:
-    """The message without the run's folder, so that equal data give equal rows anywhere."""
-    return str(error).replace(str(run_dir), run_id)
+def _add(prepared: PreparedRun, clip: ReadClip, latents: Tensor | None) -> None:
+    """Put a clip into the run, or its row alone when it cannot be used."""
+    row = clip.row
+    if latents is not None and not latents.isfinite().all():
+        reason = f"{row['run']}: latents hold NaN or an infinity: check the codec's weights"
+        row = row | {"drop": True, "reason": reason, "digests": {}}
+    if row["drop"]:
+        log.warning("clip %s is dropped: %s", row["clip_id"], row["reason"])
+    elif latents is not None and clip.packed_ids is not None:
+        name = row["clip_id"]
+        prepared.latents[name] = latents
+        prepared.ids[f"{name}.ids"] = torch.from_numpy(clip.packed_ids)
+        prepared.ids[f"{name}.world_to_clip"] = torch.from_numpy(clip.world_to_clip)
+        row = row | {"digests": {"latents": digest_tensor(latents), **row["digests"]}}
+    prepared.rows.append(row)

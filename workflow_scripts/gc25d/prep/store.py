@@ -7,19 +7,17 @@ Readers map the files; a clip costs its own bytes, not its run's.
 """
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 import zstandard
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
 from gc25d.errors import UserError
-from gc25d.records import atomic_path
 from gc25d.shapes import SemIds
+from gc25d.tensors import open_tensors
 
 # Fixed: the packed bytes are part of the data fingerprint. Measured on ids of 81×480×832 from
 # ViZDoom, one core: level 3 packs to 156 kB in 14 ms and unpacks in 3.5 ms, level 9 to 114 kB in
@@ -70,24 +68,18 @@ def digest_tensor(tensor: Tensor) -> str:
     return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file atomically; no tensors make a valid, empty file."""
-    with atomic_path(path) as temporary:
-        save_file(dict(tensors), temporary)
-
-
 def read_tensor(path: Path, name: str) -> Tensor:
     """One tensor of a safetensors file, mapped, not read ahead.
 
     Raises:
-        ValueError: the file is missing, cut or damaged, or holds no such tensor.
+        UserError: the file is missing, cut or damaged, or holds no such tensor.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
+    with open_tensors(path) as file:
+        try:
             tensor: Tensor = file.get_tensor(name)
-            return tensor
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path}: {error}") from None
+        return tensor
 
 
 def tensor_names(path: Path) -> frozenset[str]:
@@ -96,11 +88,8 @@ def tensor_names(path: Path) -> frozenset[str]:
     Raises:
         UserError: the file is missing, cut or damaged.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return frozenset(file.keys())
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: {error}: delete the file and rerun") from None
+    with open_tensors(path) as file:
+        return frozenset(file.keys())
 
 
 def clip_error(clip_id: str, error: Exception) -> UserError:

@@ -6,7 +6,7 @@ place in sorted order. `NULL_PROMPT`, the empty prompt, is always there.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,23 +14,22 @@ from typing import Protocol
 import numpy as np
 import torch
 from jaxtyping import BFloat16, Int64
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
 from gc25d.errors import UserError
 from gc25d.prep.umt5 import Umt5Encoder
-from gc25d.records import atomic_path
+from gc25d.tensors import open_tensors, write_tensors
 
 NULL_PROMPT = "NULL_PROMPT"
 TABLE = "text/table.safetensors"
 
 
 class TextEncoder(Protocol):
-    """What turns a prompt into the embeddings of its tokens."""
+    """What turns prompts into the embeddings of their tokens."""
 
-    def encode(self, prompt: str) -> Tensor:
-        """Float embeddings [n, dim] of the prompt's real tokens, n ≤ L, without padding."""
+    def encode_all(self, prompts: Sequence[str]) -> list[Tensor]:
+        """For each prompt the float embeddings [n, dim] of its real tokens, n ≤ L, unpadded."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,10 @@ class ByteEncoder:
     length: int
     dim: int
     seed: int = 0
+
+    def encode_all(self, prompts: Sequence[str]) -> list[Tensor]:
+        """`encode` of each prompt."""
+        return [self.encode(prompt) for prompt in prompts]
 
     def encode(self, prompt: str) -> Tensor:
         """Float32 [n, dim], n = the prompt's bytes, cut to `length`; none for the empty prompt."""
@@ -75,8 +78,10 @@ def _words(data: bytes) -> list[int]:
     return numbers
 
 
-def encoder_for(name: str, length: int, dim: int, directory: str) -> TextEncoder:
-    """The text encoder `name`: `bytes`, or `umt5` from a local directory.
+def encoder_for(
+    name: str, length: int, dim: int, directory: str, device: str = "cpu"
+) -> TextEncoder:
+    """The text encoder `name`: `bytes`, or `umt5` from a local directory on `device`.
 
     Raises:
         UserError: unknown name, or the directory does not hold the encoder.
@@ -84,7 +89,7 @@ def encoder_for(name: str, length: int, dim: int, directory: str) -> TextEncoder
     if name == "bytes":
         return ByteEncoder(length, dim)
     if name == "umt5":
-        return Umt5Encoder.load(Path(directory), length, dim)
+        return Umt5Encoder.load(Path(directory), length, dim, device)
     raise UserError(f"text encoder is {name!r}, expected 'bytes' or 'umt5'")
 
 
@@ -123,7 +128,8 @@ def build_table(prompts: Mapping[str, str], encoder: TextEncoder, length: int) -
         )
     texts = {**prompts, NULL_PROMPT: ""}
     keys = tuple(sorted(texts))
-    encoded = {text: encoder.encode(text) for text in sorted(set(texts.values()))}
+    distinct = sorted(set(texts.values()))
+    encoded = dict(zip(distinct, encoder.encode_all(distinct), strict=True))
     dim = next(iter(encoded.values())).shape[1]
     embeddings = torch.zeros(len(keys), length, dim, dtype=torch.bfloat16)
     lengths = torch.zeros(len(keys), dtype=torch.int64)
@@ -137,8 +143,7 @@ def build_table(prompts: Mapping[str, str], encoder: TextEncoder, length: int) -
 def write_table(path: Path, table: TextTable) -> None:
     """Write the table atomically."""
     tensors = {"embeddings": table.embeddings, "lengths": table.lengths}
-    with atomic_path(path) as temporary:
-        save_file(tensors, temporary, metadata={"keys": json.dumps(table.keys)})
+    write_tensors(path, tensors, {"keys": json.dumps(table.keys)})
 
 
 def read_table(path: Path) -> TextTable:
@@ -148,10 +153,10 @@ def read_table(path: Path) -> TextTable:
         UserError: the file is missing, cut, or no text table.
     """
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(path) as file:
             keys = tuple(json.loads(file.metadata()["keys"]))
             table = TextTable(file.get_tensor("embeddings"), file.get_tensor("lengths"), keys)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (UserError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: no readable text table ({error}): delete it and rerun") from None
     if not len(table.embeddings) == len(table.lengths) == len(keys):
         raise UserError(f"{path}: keys and embeddings differ in number: delete it and rerun")

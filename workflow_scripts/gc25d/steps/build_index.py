@@ -1,6 +1,6 @@
 """Join the rows of all prepared runs into the index of the data set, and declare it ready.
 
-Inputs:   --settings  the step's settings (splits, buried clips, limit, batch)
+Inputs:   --settings  the step's settings (splits, buried clips, limit, strict, batch)
           --rows      every run's index rows
           --table     the text table
           --root      the data folder, which holds latents/ and ids/
@@ -8,6 +8,7 @@ Outputs:  --clips     index/clips.jsonl, one row a clip, sorted by clip id
           --ready     READY: counts, geometry, steps per epoch, fingerprint; written last
 
 Validation runs or buried clips that do not exist are errors, and so is a split without clips.
+Faults of clips and runs (docs/dataset.md) are reported, and are errors when `strict` is set.
 
 Example:
   python -m gc25d.steps.build_index --settings settings/index.json
@@ -17,11 +18,13 @@ Example:
 
 import argparse
 import logging
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gc25d.dataset.order import Schedule
 from gc25d.errors import UserError
+from gc25d.prep.faults import find_faults, refuse_faults
 from gc25d.prep.index import (
     Choice,
     Row,
@@ -45,14 +48,17 @@ def main(arguments: argparse.Namespace) -> None:
     """Build the index; nothing is written unless all of it is sound."""
     settings = load_step(arguments.settings, IndexStep)
     size = settings.geometry
-    rows = [row for path in arguments.rows for row in read_jsonl(path)]
-    choice = Choice(settings.val_runs, settings.buried, settings.limit, settings.limit_seed)
+    rows = list(read_rows(arguments.rows))
+    buried = frozenset(settings.buried)
+    faults = find_faults(rows, buried)
+    report_faults(faults, settings.strict)
+    choice = Choice(frozenset(settings.val_runs), buried, settings.limit, settings.limit_seed)
     index = build_rows(rows, choice, (size.frames, size.height, size.width))
     check_split(index)
     check_files(arguments.root, index)
     check_keys(index, read_table(arguments.table).keys)
-    for train, val in equal_clips(index):
-        log.warning("clips %s (train) and %s (val) have equal latents", train, val)
+    twins = {val: f"has the latents of {train} (train)" for train, val in equal_clips(index)}
+    report_faults(twins, settings.strict)
     counts = count_clips(index)
     schedule = Schedule(counts["usable_train"], settings.global_batch, settings.grad_accum, seed=0)
     geometry = {"frames": size.frames, "height": size.height, "width": size.width}
@@ -62,12 +68,41 @@ def main(arguments: argparse.Namespace) -> None:
         {
             "counts": counts,
             "failed_runs": failed_runs(rows),
+            "faults": len(faults) + len(twins),
             "geometry": geometry,
             "steps_per_epoch": schedule.steps_per_epoch,
             "fingerprint": fingerprint(index, geometry, digest_file(arguments.table)),
         },
     )
     log.info("%s, %d steps an epoch", counts, schedule.steps_per_epoch)
+
+
+def read_rows(paths: Iterable[Path]) -> Iterator[Row]:
+    """All runs' rows without what the index does not keep; equal text keys share their memory."""
+    for path in paths:
+        for row in read_jsonl(path):
+            row.pop("prompts", None)
+            if "text_keys" in row:
+                row["text_keys"] = [sys.intern(key) for key in row["text_keys"]]
+            yield row
+
+
+def report_faults(faults: Mapping[str, str], strict: bool) -> None:
+    """Log every fault, and fail on any when `strict`.
+
+    Raises:
+        UserError: lists the faults.
+    """
+    for name, reason in faults.items():
+        log.info("fault: %s: %s", name, reason)
+    if strict:
+        refuse_faults(faults)
+    if faults:
+        log.warning("faults of %d clips or runs, the first: %s: %s", len(faults), *_first(faults))
+
+
+def _first(faults: Mapping[str, str]) -> tuple[str, str]:
+    return next(iter(faults.items()))
 
 
 def check_files(root: Path, index: Sequence[Row]) -> None:
@@ -77,7 +112,8 @@ def check_files(root: Path, index: Sequence[Row]) -> None:
         UserError: names the clip and the file.
     """
     usable = [row for row in index if not row["drop"]]
-    held = {path: tensor_names(root / path) for row in usable for path in row["paths"].values()}
+    paths = {path for row in usable for path in row["paths"].values()}
+    held = {path: tensor_names(root / path) for path in sorted(paths)}
     for row in usable:
         latents, ids = row["paths"]["latents"], row["paths"]["ids"]
         clip_id = row["clip_id"]

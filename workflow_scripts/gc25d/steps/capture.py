@@ -1,4 +1,4 @@
-"""Play one run of a game and write it as a raw run.
+"""Play one run of a game, or make up one, and write it as a raw run.
 
 Inputs:   --settings  JSON of `gc25d.step_settings.CaptureStep`
 Outputs:  --out       folder of the run: frames.tar, stencil.tar, cameras.npz, skeletons.npz,
@@ -12,16 +12,17 @@ Example:
 import argparse
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from gc25d.capture.vizdoom import RunSpec, capture_run
+from gc25d.capture.run_spec import RunSpec
 from gc25d.errors import UserError
 from gc25d.step_settings import CaptureStep, load_step
 from gc25d.steps import cli
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Play and write the run."""
+    """Capture and write the run."""
     step = load_step(arguments.settings, CaptureStep)
     spec = RunSpec(
         scene=arguments.scene,
@@ -33,8 +34,19 @@ def main(arguments: argparse.Namespace) -> None:
         height=step.capture.height,
         tics_per_frame=step.capture.tics_per_frame,
     )
-    capture_run(arguments.out, spec)
+    _capture_run(step.capture.source)(arguments.out, spec)
     logging.getLogger(__name__).info("%s: %d clips", arguments.out, spec.clips)
+
+
+def _capture_run(source: str) -> Callable[[Path, RunSpec], None]:
+    """The plug-in of a source; only that one is loaded."""
+    if source == "synthetic":
+        from gc25d.capture import synthetic
+
+        return synthetic.capture_run
+    from gc25d.capture import vizdoom
+
+    return vizdoom.capture_run
 
 
 def _number(run: str) -> int:
@@ -47,7 +59,7 @@ def _number(run: str) -> int:
 def _arguments() -> argparse.Namespace:
     parser = cli.parser(__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="CaptureStep JSON")
-    parser.add_argument("--scene", required=True, help="scenario that ViZDoom comes with")
+    parser.add_argument("--scene", required=True, help="scene of the settings' source")
     parser.add_argument("--run", required=True, help="name of the run: run-000")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     return parser.parse_args()

@@ -8,33 +8,43 @@ from pathlib import Path
 
 from gc25d.errors import UserError
 
+logger = logging.getLogger("gc25d")
+
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser whose help is the module's docstring, with `--log`."""
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    made.add_argument("--log", type=Path, help="also write the log to this file")
+    made.add_argument(
+        "--log", type=Path, help="write the log and errors here; only warnings go to the terminal"
+    )
     return made
 
 
 def run(main: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> None:
-    """Run a step; a `UserError` ends it with one line and status 1."""
+    """Run a step; a `UserError` ends it with one line, any other with its traceback; status 1."""
     configure_logging(arguments.log)
     try:
         main(arguments)
     except UserError as error:
-        logging.getLogger("gc25d").error("%s", error)
+        logger.error("%s", error)
+        sys.exit(1)
+    except Exception:
+        logger.exception("this is a fault of the program, not of its input")
         sys.exit(1)
 
 
 def configure_logging(log: Path | None) -> None:
-    """Everything goes to `log`, warnings and errors to the terminal too."""
+    """Log to the terminal, or to `log` with the warnings on the terminal too.
+
+    Errors go to one place: Snakemake shows the log of a job that failed.
+    """
     terminal = logging.StreamHandler(sys.stderr)
-    terminal.setLevel(logging.WARNING if log else logging.INFO)
     terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     handlers: list[logging.Handler] = [terminal]
     if log:
+        terminal.addFilter(lambda record: record.levelno == logging.WARNING)
         log.parent.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(log, mode="w", encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -5,6 +5,7 @@ Inputs:   --settings  the step's settings (encoder, length, dim)
 Output:   --out       embeddings bf16 [n, L, dim], lengths int64 [n], sorted keys in the metadata
 
 The empty prompt is always there, as NULL_PROMPT. A text key with two texts is an error.
+The encoder umt5 works on a GPU of the node that no other job has claimed, where there is one.
 
 Example:
   python -m gc25d.steps.encode_text --settings settings/text.json
@@ -12,9 +13,11 @@ Example:
 """
 
 import argparse
+import contextlib
 import logging
 from pathlib import Path
 
+from gc25d.devices_claim import claimed_device
 from gc25d.prep.index import collect_prompts
 from gc25d.prep.text import build_table, encoder_for, write_table
 from gc25d.records import read_jsonl
@@ -28,8 +31,10 @@ def main(arguments: argparse.Namespace) -> None:
     """Encode the prompts."""
     text = load_step(arguments.settings, TextStep).text
     prompts = collect_prompts(row for path in arguments.rows for row in read_jsonl(path))
-    encoder = encoder_for(text.encoder, text.length, text.dim, text.dir)
-    table = build_table(prompts, encoder, text.length)
+    with contextlib.ExitStack() as stack:
+        device = stack.enter_context(claimed_device()) if text.encoder == "umt5" else "cpu"
+        encoder = encoder_for(text.encoder, text.length, text.dim, text.dir, device)
+        table = build_table(prompts, encoder, text.length)
     write_table(arguments.out, table)
     log.info("%d prompts of at most %d tokens", len(table.keys), int(table.lengths.max()))
 

@@ -3,12 +3,14 @@
 Inputs:   --settings  the step's settings (geometry, codec)
           --raw       folder of the raw run (docs/raw-format.md)
           --run-id    its id, <scene>__<run>
+          --workers   processes that read clips ahead of the encoder (0: none; never in a result)
 Outputs:  --latents   <clip_id>: bf16 [48, F, h, w]
           --ids       <clip_id>.ids: packed uint8 [T, H, W]; <clip_id>.world_to_clip: [T, 4, 4]
           --rows      one JSON line a clip
 
 A clip that cannot be read is dropped with its reason and the rest is built; a run that cannot be
 read makes empty tensor files and one line with the reason. Both are warnings, not failures.
+The codec wan_vae works on a GPU of the node that no other job has claimed, where there is one.
 
 Example:
   python -m gc25d.steps.prep_run --settings settings/prep.json
@@ -19,17 +21,18 @@ Example:
 """
 
 import argparse
+import contextlib
+import functools
 import logging
 from pathlib import Path
 
-import torch
-
+from gc25d.devices_claim import claimed_device
 from gc25d.prep.codec import codec_for
 from gc25d.prep.prepare import prepare_run
-from gc25d.prep.store import write_tensors
 from gc25d.records import write_jsonl
 from gc25d.step_settings import PrepStep, load_step
 from gc25d.steps import cli
+from gc25d.tensors import write_tensors
 
 log = logging.getLogger("gc25d")
 
@@ -38,13 +41,21 @@ def main(arguments: argparse.Namespace) -> None:
     """Prepare the run; the rows are written last."""
     settings = load_step(arguments.settings, PrepStep)
     size = settings.geometry
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    codec = codec_for(settings.codec, settings.codec_dir, device)
-    prepared = prepare_run(
-        arguments.raw, arguments.run_id, size.frames, size.height, size.width, codec
-    )
-    write_tensors(arguments.latents, prepared.latents)
-    write_tensors(arguments.ids, prepared.ids)
+    with contextlib.ExitStack() as stack:
+        needs_gpu = settings.codec == "wan_vae"
+        device = stack.enter_context(claimed_device()) if needs_gpu else "cpu"
+        load_codec = functools.partial(codec_for, settings.codec, settings.codec_dir, device)
+        prepared = prepare_run(
+            arguments.raw,
+            arguments.run_id,
+            size.frames,
+            size.height,
+            size.width,
+            load_codec,
+            arguments.workers,
+        )
+    write_tensors(arguments.latents, prepared.latents, {})
+    write_tensors(arguments.ids, prepared.ids, {})
     write_jsonl(arguments.rows, prepared.rows)
     dropped = sum(row["drop"] for row in prepared.rows)
     log.info("%s: %d clips, %d dropped", arguments.run_id, len(prepared.latents), dropped)
@@ -56,6 +67,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--raw", type=Path, required=True)
     parser.add_argument("--run-id", required=True)
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--latents", type=Path, required=True)
     parser.add_argument("--ids", type=Path, required=True)
     parser.add_argument("--rows", type=Path, required=True)

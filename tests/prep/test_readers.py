@@ -1,0 +1,132 @@
+"""Reading ahead in worker processes: the same clips, in order, and faults told apart."""
+
+import multiprocessing
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gc25d.errors import UserError
+from gc25d.prep.codec import DctCodec
+from gc25d.prep.prepare import encoded, prepare_run
+from gc25d.prep.read import RawRun, ReadClip
+from gc25d.prep.readers import Reading, readings
+
+SHAPE = (5, 32, 32)
+
+
+def opened(run_dir):
+    return RawRun.open(run_dir, "maze__run-000", *SHAPE)
+
+
+@pytest.fixture
+def long_run(tmp_path, raw_run):
+    """Eight overlapping clips of 5 frames; the one at 3 cannot be read (frame 12 of 12)."""
+    run = opened(raw_run(tmp_path / "raw"))
+    clip = run.table.clips[0]
+    starts = (0, 1, 2, 8, 3, 4, 5, 6)
+    return run, [type(clip)(start, clip.text_keys) for start in starts]
+
+
+def collect(run, clips, workers):
+    """Rows, frames and ids, each copied before its buffer is released."""
+    found = []
+    for reading in readings(run, clips, workers):
+        clip = reading.clip
+        dropped = clip.row["drop"]
+        found.append((clip.row, None if dropped else (reading.frames.copy(), clip.packed_ids)))
+        reading.release()
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 3, 20])
+def test_workers_read_what_one_process_reads_in_order(long_run, workers):
+    run, clips = long_run
+    expected, found = collect(run, clips, 0), collect(run, clips, workers)
+    assert [row["start"] for row, _ in found] == [0, 1, 2, 8, 3, 4, 5, 6]
+    assert [row["drop"] for row, _ in found] == [False] * 3 + [True] + [False] * 4
+    for (row, data), (plain_row, plain) in zip(found, expected, strict=True):
+        assert row == plain_row
+        if plain is not None:
+            np.testing.assert_array_equal(data[0], plain[0])
+            np.testing.assert_array_equal(data[1], plain[1])
+    assert not np.array_equal(found[0][1][0], found[1][1][0])  # neighbours are different clips
+
+
+def test_a_run_is_the_same_with_and_without_workers(tmp_path, raw_run):
+    run_dir = raw_run(tmp_path / "raw")
+    plain, ahead = (
+        prepare_run(run_dir, "maze__run-000", *SHAPE, DctCodec, workers) for workers in (0, 2)
+    )
+    assert plain.rows == ahead.rows  # with the digests of latents, ids and cameras
+    assert plain.latents.keys() == ahead.latents.keys()
+    assert plain.ids.keys() == ahead.ids.keys()
+
+
+def test_a_buffer_is_not_touched_before_its_release(long_run):
+    """One worker, two buffers: with none released, the third clip does not come."""
+    run, clips = long_run
+    stream = readings(run, clips, 1)
+    first, second = next(stream), next(stream)
+    before = first.frames.copy(), second.frames.copy()
+    timer = threading.Timer(0.3, first.release)
+    started = time.monotonic()
+    timer.start()
+    third = next(stream)
+    assert time.monotonic() - started >= 0.3
+    np.testing.assert_array_equal(second.frames, before[1])
+    assert np.shares_memory(third.frames, first.frames)
+    assert not np.array_equal(third.frames, before[0])
+    stream.close()
+
+
+def test_workers_end_with_their_reader(long_run):
+    run, clips = long_run
+    stream = readings(run, clips, 2)
+    next(stream)
+    assert len(multiprocessing.active_children()) == 2
+    stream.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_a_killed_worker_is_an_error_that_says_what_to_do(long_run):
+    run, clips = long_run
+    stream = readings(run, clips, 1)
+    next(stream)
+    (process,) = multiprocessing.active_children()
+    process.kill()
+    with pytest.raises(UserError, match=r"killed.*lower prep\.workers"):
+        list(stream)
+
+
+def test_a_fault_of_the_program_comes_back_with_its_traceback(long_run):
+    run, clips = long_run
+    broken = replace(run, meta=None)
+    with pytest.raises(RuntimeError, match=r"(?s)read\.py.*AttributeError.*ground_z"):
+        collect(broken, clips, 1)
+
+
+def test_reading_encoding_and_finishing_overlap():
+    """Three stages of 0.1 s over 5 clips: 0.7 s when they overlap, 1.5 s one after another."""
+
+    class Slow(DctCodec):
+        def encode(self, frames):
+            time.sleep(0.1)
+            return super().encode(frames)
+
+    def read():
+        for start in range(5):
+            time.sleep(0.1)
+            clip = ReadClip({"start": start, "drop": False})
+            yield Reading(clip, np.zeros((5, 32, 32, 3), np.uint8), lambda: None)
+
+    began = time.monotonic()
+    order = []
+    for clip, latents in encoded(read(), Slow):
+        time.sleep(0.1)
+        order.append(clip.row["start"])
+        assert latents.shape == (48, 2, 2, 2)
+    assert order == [0, 1, 2, 3, 4]
+    assert time.monotonic() - began < 1.3
