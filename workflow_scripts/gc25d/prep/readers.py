@@ -7,6 +7,7 @@ so the number of workers changes nothing. A worker that finds its pipe closed en
 
 import contextlib
 import multiprocessing
+import os
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from ctypes import c_ubyte
@@ -21,6 +22,9 @@ from gc25d.errors import UserError
 from gc25d.prep.read import RawRun, ReadClip, read_clip
 from gc25d.shapes import RgbFrames
 
+# A worker is one of many: threads of its own for matrix products would only crowd the others out.
+# The variables are read when a process starts, so they are set around the start of the workers'.
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _BUFFERS = 2  # of a worker: it reads into one while the other waits for the encoder
 
 
@@ -94,7 +98,8 @@ def _worker(run: RawRun, clips: Sequence[RawClip]) -> Iterator[_Worker]:
     buffers = [context.RawArray(c_ubyte, size) for _ in range(min(_BUFFERS, len(clips)))]
     here, there = context.Pipe()
     process = context.Process(target=_serve, args=(there, buffers, run, clips), daemon=True)
-    process.start()
+    with _environment(_ONE_THREAD):
+        process.start()
     there.close()
     try:
         yield _Worker(here, buffers)
@@ -103,6 +108,21 @@ def _worker(run: RawRun, clips: Sequence[RawClip]) -> Iterator[_Worker]:
         process.terminate()
         process.join()
         process.close()
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Environment variables for what is started within."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _serve(pipe: Connection, buffers: list[Any], run: RawRun, clips: Sequence[RawClip]) -> None:
