@@ -8,7 +8,7 @@ export PATH := $(BIN):$(PATH)
 # The repository's own pins alone decide what is installed.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-slow lint clean-env
+.PHONY: run test test-slow lint bench clean-env
 .DEFAULT_GOAL := run
 
 $(STAMP): $(wildcard envs/*.txt) pyproject.toml
@@ -27,6 +27,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow
+
+bench: $(STAMP)
+	$(BIN)/python bench/dataset.py
+	$(BIN)/python bench/index.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -12,12 +12,12 @@ include: "rules/common.smk"
 
 
 wildcard_constraints:
-    scene=alternatives(capture_scenes),
-    run=r"run-\d{3}",
-    run_id=alternatives(runs),
+    scene=plan.alternatives(capture_scenes),
+    run=plan.alternatives(sorted({folder.name for folder in runs.values()})),
+    run_id=plan.alternatives(runs),
     checkpoint=r"base|step-[1-9]\d*",
     step=r"[1-9]\d*",
-    device=r"[A-Z0-9_]+",
+    device=r"[A-Z0-9-]+",
 
 
 include: "rules/capture.smk"

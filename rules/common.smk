@@ -1,7 +1,6 @@
 """Settings and input functions; no rules."""
 
 import os
-import re
 import shlex
 from pathlib import Path
 
@@ -12,27 +11,20 @@ try:
     settings = plan.load_settings(config)
     runs = plan.raw_runs(settings)
     plan.write_settings_files(settings)
-except UserError as error:
+except (UserError, OSError) as error:
     raise WorkflowError(str(error))
 
-caches = plan.cache_environment(settings)
-os.environ.update(caches)
+os.environ.update(plan.cache_environment(settings))
 # Snakemake points TMPDIR elsewhere for each job.
-shell.prefix(f"export TMPDIR={shlex.quote(caches['TMPDIR'])}; ")
+shell.prefix(f"export TMPDIR={shlex.quote(os.environ['TMPDIR'])}; ")
 
 steps = {name: str(path) for name, path in plan.settings_files(settings).items()}
 captured = str(plan.captured_root(settings))
 data = str(plan.dataset_root(settings))
 ready = f"{data}/READY"
-capture_scenes = (
-    () if settings.capture.source == "external" else settings.capture.scenes
-)
+capturing = settings.capture.source != "external"
+capture_scenes = settings.capture.scenes if capturing else ()
 last_step = settings.train.max_steps
-
-
-def alternatives(names):
-    """A pattern that matches these names and nothing else."""
-    return "|".join(re.escape(name) for name in names) or "(?!)"
 
 
 def dataset_folder(wildcards):
@@ -57,8 +49,13 @@ def raw_folder(wildcards):
 
 def checkpoint_before(wildcards):
     """The weights of the chain's checkpoint before this one; nothing for the first segment."""
-    step = plan.checkpoint_before(int(wildcards.step), settings.train.checkpoint_every)
-    return {"before": ancient(f"train/step-{step}/weights.safetensors")} if step else {}
+    step = plan.needed_before(int(wildcards.step), settings.train.checkpoint_every)
+    return {"before": ancient(plan.weights_file(step))} if step else {}
+
+
+def resumed_step(wildcards):
+    """The chain's checkpoint from which a segment starts; 0 is the start."""
+    return plan.checkpoint_before(int(wildcards.step), settings.train.checkpoint_every)
 
 
 def gpus_for(heavy):

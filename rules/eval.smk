@@ -38,7 +38,7 @@ rule evaluate_checkpoint:
         "../envs/environment.yaml"
     threads: workflow.cores
     resources:
-        gpu=min(1, settings.hardware.gpus_per_node),
+        gpu=gpus_for(True),
         mem_mb=60_000 if settings.model.size == "5b" else 4000,
         runtime=60,
     params:

@@ -2,7 +2,6 @@
 
 EXPORT_PARAMS = dict(
     data_root=settings.data_root,
-    every=settings.train.checkpoint_every,
     data=settings.dataset,
 )
 
@@ -10,6 +9,7 @@ EXPORT_PARAMS = dict(
 rule export_step:
     input:
         weights="train/step-{step}/weights.safetensors",
+        done=ancient("train/step-{step}/done.json"),
         binding=ancient("train/binding.json"),
         settings="train/settings.json",
     output:
@@ -25,7 +25,7 @@ rule export_step:
         **EXPORT_PARAMS,
     shell:
         "python -m gc25d.steps.export --settings {input.settings:q} --binding {input.binding:q}"
-        " --weights {input.weights:q} --step {wildcards.step} --checkpoint-every {params.every}"
+        " --weights {input.weights:q} --done {input.done:q}"
         " --dataset {params.data:q} --data-root {params.data_root:q}"
         " --out {output.export:q} --log {log:q}"
 
@@ -48,7 +48,6 @@ rule export_base:
         **EXPORT_PARAMS,
     shell:
         "python -m gc25d.steps.export --settings {input.settings:q} --binding {input.binding:q}"
-        " --step 0 --checkpoint-every {params.every}"
         " --dataset {params.data:q} --data-root {params.data_root:q}"
         " --out {output.export:q} --log {log:q}"
 

@@ -52,6 +52,7 @@ rule train_segment:
         runtime=round(60 * hardware.train_hours),
     params:
         data=dataset_folder,
+        resumed_step=resumed_step,
         free=(
             f"--micro-batch {train.micro_batch} --save-every {train.save_every}"
             f" --log-every {train.log_every} --workers {train.workers}"
@@ -60,6 +61,7 @@ rule train_segment:
         ),
     shell:
         "python -m gc25d.steps.train --settings {input.settings:q} --binding {input.binding:q}"
-        " --data {params.data:q} --until {wildcards.step} {params.free}"
+        " --data {params.data:q} --until {wildcards.step}"
+        " --resumed-step {params.resumed_step} {params.free}"
         " --weights {output.weights:q} --probe {output.probe:q}"
         " --done {output.done:q} --log {log:q}"

@@ -33,9 +33,7 @@ def test_external_runs_are_found_and_must_be_distinct(tmp_path: Path) -> None:
         plan.raw_runs(plan.load_settings(config))
 
 
-def test_chain_and_what_stands_before_a_step() -> None:
-    chain = plan.chain_steps(settings(train={"max_steps": 500, "checkpoint_every": 200}))
-    assert chain == [200, 400, 500]
+def test_what_stands_before_a_step() -> None:
     assert [plan.checkpoint_before(step, 200) for step in (1, 200, 201, 400, 401, 500)] == [
         *(0, 0, 200, 200, 400, 400)
     ]
@@ -81,7 +79,8 @@ def test_external_captures_are_never_written_to(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_json(Path("captures/day/castle/r1/meta.json"), {})
-    plan.write_settings_files(settings(raw_root="captures", capture={"source": "external"}))
+    pointed = {"capture": {"source": "external"}, "prep": {"val_runs": ["castle__r1"]}}
+    plan.write_settings_files(settings(raw_root="captures", **pointed))
     assert [p.name for p in Path("captures").rglob("*") if p.is_file()] == ["meta.json"]
 
 
@@ -133,3 +132,53 @@ def test_the_files_of_somebody_elses_run_are_those_there(tmp_path: Path) -> None
     assert set(plan.raw_files(external, tmp_path)) == found | {tmp_path}
     (tmp_path / "skeletons.npz").write_text("")
     assert set(plan.raw_files(external, tmp_path)) == found | {tmp_path / "skeletons.npz"}
+
+
+def test_a_working_snakemake_keeps_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan.write_settings_files(settings())
+    (tmp_path / ".snakemake/locks").mkdir(parents=True)
+    (tmp_path / ".snakemake/locks/0.input.lock").touch()
+    plan.write_settings_files(settings())  # as its own jobs do
+    with pytest.raises(UserError, match=r"with other settings \(train\)"):
+        plan.write_settings_files(settings(train={"lr": 0.5}))
+    assert read_json(Path("train/settings.json"))["train"]["lr"] == 0.003
+
+
+@pytest.mark.parametrize(
+    ("val_runs", "said"),
+    [([], "prep.val_runs is empty"), (["deathmatch__run-03"], "did you mean deathmatch__run-003")],
+)
+def test_validation_runs_must_exist_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, val_runs: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=said):
+        plan.write_settings_files(settings(prep={"val_runs": val_runs}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_runs_leave_the_settings_of_a_capture_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan.write_settings_files(settings())
+    names = ("raw/vizdoom/settings.json", "data/gc25d_v10/settings/prep.json")
+    before = [Path(name).stat().st_mtime_ns for name in names]
+    index = read_json(Path("data/gc25d_v10/settings/index.json"))["runs"]
+    plan.write_settings_files(settings(capture={"runs_per_scene": 5}))
+    assert [Path(name).stat().st_mtime_ns for name in names] == before
+    assert len(read_json(Path("data/gc25d_v10/settings/index.json"))["runs"]) == len(index) + 3
+
+
+def test_another_cadence_trains_no_step_that_lies_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [plan.needed_before(step, 3) for step in (3, 6, 9)] == [0, 3, 6]
+    for step in (2, 4):
+        plan.weights_file(step).parent.mkdir(parents=True)
+        plan.weights_file(step).touch()
+    assert [plan.needed_before(step, 3) for step in (3, 6, 9)] == [0, 0, 6]

@@ -39,14 +39,19 @@ def test_json_that_is_not_strict_is_refused_by_name(tmp_path: Path, text: str) -
         records.read_json(tmp_path / "bad.json")
 
 
-def test_unchanged_content_is_not_written_again(tmp_path: Path) -> None:
+def test_content_is_compared_before_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    records.write_json_if_changed(path, {"a": 1})
-    before = path.stat().st_mtime_ns, path.stat().st_ino
-    records.write_json_if_changed(path, {"a": 1})
-    assert (path.stat().st_mtime_ns, path.stat().st_ino) == before
-    records.write_json_if_changed(path, {"a": 2})
-    assert records.read_json(path) == {"a": 2}
+    assert not records.holds_json(path, {"a": 1})
+    records.write_json(path, {"a": 1})
+    assert records.holds_json(path, {"a": 1})
+    assert not records.holds_json(path, {"a": 2})
+
+
+def test_a_row_after_a_cut_line_stands_on_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n{"a"')
+    records.append_jsonl(path, {"a": 2})
+    assert path.read_text() == '{"a": 1}\n{"a"\n{"a": 2}\n'
 
 
 def test_digests_are_sha256(tmp_path: Path) -> None:

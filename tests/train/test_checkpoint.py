@@ -10,6 +10,7 @@ from torch.optim import AdamW
 from gc25d.errors import UserError
 from gc25d.tensors import read_tensors, write_tensors
 from gc25d.train.checkpoint import (
+    StoredState,
     load_state,
     newest_state,
     newest_step,
@@ -46,7 +47,7 @@ def step_once(model: Pair, optimizer: AdamW) -> list[float]:
 
 def test_a_loaded_state_steps_as_the_saved_one(tmp_path: Path) -> None:
     model, optimizer = trained()
-    save_state(tmp_path, 2, model, optimizer, checkpoint=False)
+    save_state(tmp_path, 2, model, optimizer, binding="b", checkpoint=False)
     other = Pair(9.0)
     # Groups in another order: moments follow names, not positions.
     fresh = AdamW([{"params": [other.right]}, {"params": [other.left]}], lr=0.1)
@@ -59,20 +60,18 @@ def test_a_loaded_state_steps_as_the_saved_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("drop", ["left:exp_avg", "right:step"])
 def test_missing_moments_are_named(tmp_path: Path, drop: str) -> None:
     model, optimizer = trained()
-    folder = save_state(tmp_path, 2, model, optimizer, checkpoint=False)
+    folder = save_state(tmp_path, 2, model, optimizer, binding="b", checkpoint=False)
     moments = read_tensors(folder / "optimizer.safetensors")
     kept = {name: value.clone() for name, value in moments.items() if name != drop}
     write_tensors(folder / "optimizer.safetensors", kept, {})
-    state = type(
-        "State", (), {"folder": folder, "step": 2, "checkpoint": False}
-    )()  # as if its manifest agreed
+    state = StoredState(folder, 2, "b")  # as if its manifest agreed
     with pytest.raises(UserError, match=drop.split(":")[0]):
         load_state(state, *trained())
 
 
 def test_another_models_state_is_refused_by_name(tmp_path: Path) -> None:
     model, optimizer = trained()
-    save_state(tmp_path, 2, model, optimizer, checkpoint=False)
+    save_state(tmp_path, 2, model, optimizer, binding="b", checkpoint=False)
     state = newest_state(tmp_path, 2)
     assert state is not None
     other = nn.Linear(2, 2)
@@ -83,15 +82,18 @@ def test_another_models_state_is_refused_by_name(tmp_path: Path) -> None:
 def test_rotation_keeps_the_newest_two_and_the_last_segment_end(tmp_path: Path) -> None:
     model, optimizer = trained()
     for step, end in ((8, True), (9, False), (10, False), (11, False)):
-        save_state(tmp_path, step, model, optimizer, checkpoint=end)
+        save_state(tmp_path, step, model, optimizer, binding="b", checkpoint=end)
         prune_states(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         *("step-0000008", "step-0000010", "step-0000011")
     ]
-    save_state(tmp_path, 100, model, optimizer, checkpoint=True)
+    save_state(tmp_path, 100, model, optimizer, binding="b", checkpoint=True)
     (tmp_path / ".step-0000101.7.tmp").mkdir()
+    (tmp_path / "step-0000011.bak").mkdir()
     prune_states(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-0000011", "step-0000100"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        *("step-0000011", "step-0000011.bak", "step-0000100")
+    ]
     assert newest_step(tmp_path) == 100
 
 
@@ -100,8 +102,8 @@ def test_a_damaged_state_is_passed_over(
     tmp_path: Path, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, optimizer = trained()
-    save_state(tmp_path, 20, model, optimizer, checkpoint=False)
-    broken = save_state(tmp_path, 30, model, optimizer, checkpoint=False)
+    save_state(tmp_path, 20, model, optimizer, binding="b", checkpoint=False)
+    broken = save_state(tmp_path, 30, model, optimizer, binding="b", checkpoint=False)
     victim = broken / "optimizer.safetensors"
     content = victim.read_bytes()
     if fault == "cut":
@@ -121,8 +123,17 @@ def test_a_damaged_state_is_passed_over(
 def test_no_state_and_no_whole_state_are_different_things(tmp_path: Path) -> None:
     assert newest_state(tmp_path, 10) is None
     model, optimizer = trained()
-    save_state(tmp_path, 20, model, optimizer, checkpoint=False)
+    save_state(tmp_path, 20, model, optimizer, binding="b", checkpoint=False)
     assert newest_state(tmp_path, 10) is None
     (tmp_path / "step-0000020/model.safetensors").unlink()
     with pytest.raises(UserError, match="never starts over"):
         newest_state(tmp_path, 20)
+
+
+def test_rotation_survives_a_cut_manifest(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    for step in (1, 2, 3):
+        save_state(tmp_path, step, model, optimizer, binding="b", checkpoint=False)
+    (tmp_path / "step-0000002/manifest.json").write_text('{"step": 2')
+    prune_states(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-0000001", "step-0000003"]

@@ -9,7 +9,7 @@ from gc25d.dataset.clips import ClipDataset
 from gc25d.errors import UserError
 from gc25d.records import digest_file, read_csv, read_json, read_jsonl
 from gc25d.step_settings import TrainStep
-from gc25d.train.segment import Pace, SegmentFiles, train_segment
+from gc25d.train.segment import Pace, SegmentFiles, Task, train_segment
 
 SETTINGS = TrainStep.model_validate(
     {
@@ -31,12 +31,12 @@ def pace(**changes: int) -> Pace:
     return Pace(**{**usual, **changes})
 
 
-def train(data: Path, run: Path, until: int, **changes: int) -> str:
+def train(data: Path, run: Path, until: int, *, binding: str = "b", **changes: int) -> str:
     folder = run / f"step-{until}"
     files = SegmentFiles(
         folder / "weights.safetensors", folder / "probe.safetensors", folder / "done.json"
     )
-    train_segment(SETTINGS, data, run, until, pace(**changes), files)
+    train_segment(SETTINGS, data, run, Task(until, 0, binding), pace(**changes), files)
     return digest_file(files.weights)
 
 
@@ -138,3 +138,20 @@ def test_history_tells_what_happened(whole: Path, small_dataset: Path, tmp_path:
 def test_logged_norm_is_before_clipping(whole: Path) -> None:
     norms = [float(row["grad_norm"]) for row in read_csv(whole / "train_log.csv")]
     assert all(norm > 0 for norm in norms)
+
+
+def test_a_state_of_another_binding_is_refused(small_dataset: Path, tmp_path: Path) -> None:
+    train(small_dataset, tmp_path, 1)
+    with pytest.raises(UserError, match="step-0000001 was trained with other settings or data"):
+        train(small_dataset, tmp_path, 2, binding="another")
+
+
+def test_means_and_history_do_not_break_on_a_crash(
+    whole: Path, small_dataset: Path, tmp_path: Path
+) -> None:
+    train(small_dataset, tmp_path, 5)
+    with (tmp_path / "history.jsonl").open("a") as history:
+        history.write('{"event": "sta')
+    train(small_dataset, tmp_path, 7)
+    means = read_json(tmp_path / "step-7/done.json")["means"]
+    assert means["loss"] == read_json(whole / "step-7/done.json")["means"]["loss"]

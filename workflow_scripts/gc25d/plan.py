@@ -5,20 +5,25 @@ Imports no torch. Raises `UserError`, whose message the Snakefile prints as it i
 
 import difflib
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from gc25d.errors import UserError
-from gc25d.records import read_json, write_json_if_changed
+from gc25d.records import digest_file, digest_json, holds_json, read_json, write_json
 from gc25d.settings import Settings
 from gc25d.step_settings import step_json, step_settings
 
 _TAR_PART = re.compile(r"(?:frames|stencil)-\d{1,6}\.tar")
 RUN_RECORD = Path("train/run.json")
 """What a run is bound to: its settings and the fingerprint of its data."""
+LOCKS = Path(".snakemake/locks")
+"""Holds files while a snakemake works in this folder, and after one was killed."""
+GUARDED = ("model", "methods", "regression")
+"""Packages whose edits make the gradient norms be measured again."""
 
 
 def load_settings(config: dict[str, Any]) -> Settings:
@@ -57,6 +62,11 @@ def _keys_beside(path: list[str]) -> list[str]:
             return []
         section = annotation
     return list(section.model_fields)
+
+
+def alternatives(names: Iterable[str]) -> str:
+    """A pattern that matches these names and nothing else."""
+    return "|".join(re.escape(name) for name in names) or "(?!)"
 
 
 def captured_root(settings: Settings) -> Path:
@@ -122,15 +132,25 @@ def _has_part(name: str, parts: Iterable[str]) -> bool:
     return suffix == "tar" and any(part.startswith(f"{stem}-") for part in parts)
 
 
-def chain_steps(settings: Settings) -> list[int]:
-    """The run's checkpoints: every `checkpoint_every` steps, and the last step."""
-    every, last = settings.train.checkpoint_every, settings.train.max_steps
-    return sorted({*range(every, last + 1, every), last})
-
-
 def checkpoint_before(step: int, every: int) -> int:
     """The chain's checkpoint from which a segment that ends at `step` starts; 0 is the start."""
     return (step - 1) // every * every
+
+
+def weights_file(step: int) -> Path:
+    """The weights of a checkpoint."""
+    return Path(f"train/step-{step}/weights.safetensors")
+
+
+def needed_before(step: int, every: int) -> int:
+    """The checkpoint that must be trained before `step`, 0 for none.
+
+    Where a later one already stands between the two (`checkpoint_every` was changed), training
+    goes on from there.
+    """
+    before = checkpoint_before(step, every)
+    between = any(weights_file(done).exists() for done in range(before + 1, step))
+    return 0 if between and not weights_file(before).exists() else before
 
 
 def settings_files(settings: Settings) -> dict[str, Path]:
@@ -149,14 +169,46 @@ def settings_files(settings: Settings) -> dict[str, Path]:
 
 def write_settings_files(settings: Settings) -> None:
     """Write the steps' settings files whose content changed, after checking the run's binding."""
-    steps = step_settings(settings, tuple(raw_runs(settings)))
-    contents = {name: step_json(step) for name, step in steps.items()}
+    runs = tuple(raw_runs(settings))
+    check_val_runs(settings.prep.val_runs, runs)
+    contents = {name: step_json(step) for name, step in step_settings(settings, runs).items()}
+    contents["regression"]["code"] = code_digest()
     check_binding(contents["train"], settings.dataset)
     if settings.capture.source == "external":
         del contents["capture"]  # nothing is ever written below somebody else's captures
     files = settings_files(settings)
-    for name, content in contents.items():
-        write_json_if_changed(files[name], content)
+    changed = [name for name in contents if not holds_json(files[name], contents[name])]
+    if changed and any(LOCKS.glob("*")):
+        raise UserError(
+            f"another snakemake works in this folder with other settings ({', '.join(changed)}): "
+            "wait for it, or use --directory. If it was killed, delete .snakemake/locks"
+        )
+    for name in changed:
+        write_json(files[name], contents[name])
+
+
+def check_val_runs(val_runs: Sequence[str], runs: Sequence[str]) -> None:
+    """Every validation run exists, and there is one.
+
+    Raises:
+        UserError: names the run that does not exist and the closest that do.
+    """
+    if not val_runs:
+        raise UserError(f"prep.val_runs is empty: hold out at least one of {', '.join(runs[:5])}")
+    for name in val_runs:
+        if name not in runs:
+            close = difflib.get_close_matches(name, runs) or list(runs[:3])
+            raise UserError(
+                f"prep.val_runs holds {name}, which is none of the {len(runs)} runs: "
+                f"did you mean {' or '.join(close)}?"
+            )
+
+
+def code_digest() -> str:
+    """Digest of the code whose gradients the regression guards: it is measured after each edit."""
+    package = Path(__file__).parent
+    files = sorted(p for part in GUARDED for p in (package / part).glob("*.py"))
+    return digest_json({str(p.relative_to(package)): digest_file(p) for p in files})
 
 
 def check_binding(train: dict[str, Any], dataset: str) -> None:
@@ -183,7 +235,8 @@ def refusal(changed: list[str]) -> str:
     """The message that refuses to mix two results in one run."""
     return (
         "; ".join(changed) + ". Nothing was started. Put the old value back, or train elsewhere "
-        "with --directory <new folder>, or set this run aside with `python -m gc25d.steps.restart`"
+        "with --directory <new folder>, or set this run aside with `python -m gc25d.steps.restart "
+        f"--directory {shlex.quote(str(Path.cwd()))}`"
     )
 
 

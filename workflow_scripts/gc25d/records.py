@@ -64,11 +64,9 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, to_json(value) + "\n")
 
 
-def write_json_if_changed(path: Path, value: Any) -> None:
-    """Write only when the content differs, so that an untouched file triggers no job."""
-    text = to_json(value) + "\n"
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_text(path, text)
+def holds_json(path: Path, value: Any) -> bool:
+    """Whether the file's content is exactly what `write_json` would write."""
+    return path.exists() and path.read_text(encoding="utf-8") == to_json(value) + "\n"
 
 
 def read_json(path: Path) -> Any:
@@ -109,10 +107,12 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one object in a single write."""
+    """Append one object in a single write, on a line of its own."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(to_json(row, indent=None) + "\n")
+    with path.open("ab+") as file:
+        file.seek(max(0, file.tell() - 1))
+        after_a_cut_line = file.read(1) not in (b"", b"\n")
+        file.write(b"\n" * after_a_cut_line + to_json(row, indent=None).encode() + b"\n")
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

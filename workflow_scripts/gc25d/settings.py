@@ -1,7 +1,9 @@
 """The typed settings tree: the only validator of `config/*.yaml`. Imports no torch.
 
-Every field says what it is, its unit and its default. A field marked `FREE` never alters a result
-(workers, logging, paths, hardware): it may change under a run. All others bind the run.
+Every field says what it is, its unit and its default. A field marked `FREE` (workers, logging,
+paths, hardware) may change under a run: results stay the same, to rounding where sums are taken in
+another order. The others of dataset, geometry, samples, model, train and validation bind the run;
+those of capture and prep bind it through the data's fingerprint.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -193,7 +195,7 @@ class Train(Section):
     grad_accum: Positive = 1
     """Rounds in which a step's samples are formed; the epoch's last step may have fewer rounds."""
     micro_batch: Positive = Field(8, json_schema_extra=FREE)
-    """Samples of a forward pass on one device, at most."""
+    """Samples of a forward pass on one device, at most; another value changes rounding only."""
     lr: Rate = 3e-3
     """Learning rate of the transformer."""
     cond_lr: Rate = 3e-3
@@ -273,7 +275,7 @@ class Regression(Section):
 
 
 class Hardware(Section):
-    """What the training runs on. Never part of a result."""
+    """What the training runs on; another device changes rounding only."""
 
     nodes: Positive = Field(1, json_schema_extra=FREE)
     """Nodes of a training job."""

@@ -16,7 +16,7 @@ def config_yaml() -> str:
     """`config/config.yaml`: every key with its default and its description as a comment."""
     head = [
         "# Every setting with its default. Describe changes in a file of your own and pass it with",
-        "# --configfile: it is merged over this one. [free] settings may change under a run; all",
+        "# --configfile: it is merged over this one. [free] settings may change under a run, the",
         f"# others bind it (docs/resume.md). Made by `{GENERATOR}`.",
     ]
     return "\n".join([*head, *_yaml_lines(Settings(), 0)]) + "\n"
@@ -62,8 +62,9 @@ def reference_markdown() -> str:
     lines = [
         "# Settings",
         "",
-        "Free settings may change under a run; every other setting binds it",
-        f"([resume.md](resume.md)). This page is made by `{GENERATOR}`.",
+        "Free settings may change under a run. Every other setting of the run binds it, those of",
+        "capture and prep through the data ([resume.md](resume.md)); evaluation and regression",
+        f"rerun their own step. This page is made by `{GENERATOR}`.",
     ]
     return "\n".join([*lines, *_tables(Settings(), "")]) + "\n"
 

@@ -101,6 +101,8 @@ class RegressionStep(Section):
     """Gradient norms of every cell on one device."""
 
     version: int = 1
+    code: str = ""
+    """Digest of the guarded code."""
     regression: Regression
 
 
@@ -114,7 +116,7 @@ def step_settings(settings: Settings, runs: tuple[str, ...]) -> dict[str, Sectio
     prep = settings.prep
     codec = {"codec": prep.codec, "codec_dir": prep.codec_dir}
     return {
-        "capture": CaptureStep(**data, capture=settings.capture),
+        "capture": CaptureStep(**data, capture=_one_run(settings.capture)),
         "prep": PrepStep(**data, **codec),
         "text": TextStep(runs=runs, text=prep.text),
         "index": IndexStep(
@@ -176,6 +178,11 @@ def _listed_clips(path: Path) -> Iterator[str]:
             )
         if clip_id:
             yield clip_id
+
+
+def _one_run(capture: Capture) -> Capture:
+    """What a single run depends on: not on which other runs there are."""
+    return capture.model_copy(update={"scenes": (), "runs_per_scene": 1})
 
 
 def step_json(step: Section) -> dict[str, Any]:

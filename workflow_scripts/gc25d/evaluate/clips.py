@@ -45,10 +45,10 @@ class EvaluatedClip:
 
 
 def choose_clips(dataset: ClipDataset, named: Sequence[str], n: int) -> list[str]:
-    """The named clips, or else `n` (all if fewer), round-robin over the runs.
+    """The named clips, each once, or else `n` (all if fewer), round-robin over the runs.
 
     Raises:
-        UserError: a named clip does not exist (close names are given), or is named twice.
+        UserError: a named clip does not exist (close names are given).
     """
     if not named:
         return [dataset.rows[index].clip_id for index in dataset.round_robin(n)]

@@ -36,9 +36,11 @@ def find_run(raw_root: Path, run_id: str) -> Path:
     ]
     if len(folders) != 1:
         found = " and ".join(map(str, folders)) or "none"
+        remedy = "rename one of the runs, or " if folders else ""
         raise UserError(
             f"run {run_id} below raw_root {raw_root}: found {found}, expected one folder "
-            "<subset>/<scene>/<run>: point raw_root at the captures that the data was built from"
+            f"<subset>/<scene>/<run>: {remedy}point raw_root at the captures that the data was "
+            "built from"
         )
     return folders[0]
 

@@ -11,9 +11,9 @@ from gc25d.dataset.batch import Batch
 from gc25d.dataset.draws import torch_seed
 from gc25d.methods import flow
 from gc25d.methods.base import TOTAL_LOSS, LossMap, Metrics, Outputs, TrainingMethod
+from gc25d.model.names import CONDITION_PREFIX
 
 ROLE = "student"
-CONDITION_PREFIX = "gc_sem_cond."
 BETAS = (0.9, 0.999)
 
 

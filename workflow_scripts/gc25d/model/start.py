@@ -1,4 +1,4 @@
-"""The weights a run starts from."""
+"""The model of a run: its configuration and the weights it starts from."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +9,19 @@ from torch import Tensor
 from gc25d.errors import UserError
 from gc25d.model.wan import WanModel
 from gc25d.model.weights import load_base, load_tensors
-from gc25d.model.zoo import WanConfig, build_model
+from gc25d.model.zoo import WanConfig, build_model, wan_config
+from gc25d.step_settings import TrainStep
 from gc25d.tensors import read_metadata
+
+
+def model_config(settings: TrainStep) -> WanConfig:
+    """The configuration of the model that a run trains.
+
+    Raises:
+        UserError: an unknown size.
+    """
+    model = settings.model
+    return wan_config(model.size, model.vocab, settings.text_dim, settings.text_length)
 
 
 def starting_model(config: WanConfig, seed: int, init_dir: str, init_ckpt: str) -> WanModel:
@@ -26,6 +37,11 @@ def starting_model(config: WanConfig, seed: int, init_dir: str, init_ckpt: str) 
         load_base(model, Path(init_dir))
     if init_ckpt:
         vocab = read_metadata(Path(init_ckpt)).get("vocab")
+        if vocab is None:
+            raise UserError(
+                f"model.init_ckpt {init_ckpt} is no export of gc25d (its metadata names no vocab): "
+                "give plain Wan weights as model.init_dir"
+            )
         if vocab != config.vocab:
             raise UserError(
                 f"model.init_ckpt {init_ckpt}: its vocab is {vocab}, this run's is {config.vocab}: "

@@ -75,7 +75,7 @@ def build_rows(rows: Sequence[Row], choice: Choice, shape: Sequence[int]) -> lis
     unread = [clip for clip in choice.buried if clip.rpartition("__")[0] in failed]
     _check_named("prep.buried", choice.buried, {row["clip_id"] for row in clips}, unread)
     indexed = [_indexed(row, choice) for row in clips]
-    for split in ("train", "val") if choice.val_runs else ("train",):
+    for split in ("train", "val"):
         _check_usable(split, indexed, failed)
     return _limited(indexed, choice.limit, choice.limit_seed) if choice.limit else indexed
 

@@ -30,9 +30,19 @@ def run(main: Callable[[argparse.Namespace], None], arguments: argparse.Namespac
     except UserError as error:
         logger.error("%s", error)
         sys.exit(1)
+    except OSError as error:
+        logger.error(
+            "%s: %s: see that it exists, is yours, and the disk is not full", *_place(error)
+        )
+        sys.exit(1)
     except Exception:
         logger.exception("this is a fault of the program, not of its input")
         sys.exit(1)
+
+
+def _place(error: OSError) -> tuple[str, str]:
+    """Which file, and what the system says."""
+    return str(error.filename or "a file"), error.strerror or str(error)
 
 
 def configure_logging(log: Path | None) -> None:

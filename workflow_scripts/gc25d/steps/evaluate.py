@@ -3,12 +3,15 @@ r"""Sample validation clips with an export's weights and score them against the 
 Inputs:   --settings   the step's settings (geometry, codec, evaluation)
           --weights    the export
           --data       the data set's folder
-          --raw-root   folder of the raw captures, whose frames are the truth
+          --raw-root   folder of the raw captures, whose frames are the truth: it holds
+                       <subset>/<scene>/<run>
 Outputs:  --clips      folder: <clip>.mp4 (GT | generated | parts), <clip>.json (scores by frame)
           --sheet      PNG, a few frames of every clip
           --scores     PNG, PSNR and SSIM over the frames (optional)
           --out        metrics.json, written last: means over frames 1.., then over clips, beside
                        the codec's own scores on the same clips (the ceiling)
+
+It samples on a GPU of the node that no other job has claimed, where there is one.
 
 Example:
   python -m gc25d.steps.evaluate --settings eval/settings.json \
@@ -26,6 +29,7 @@ import numpy as np
 import torch
 
 from gc25d.dataset.clips import ClipDataset
+from gc25d.devices_claim import claimed_device
 from gc25d.errors import UserError
 from gc25d.evaluate.clips import EvaluatedClip, Evaluator, choose_clips
 from gc25d.evaluate.curves import save_png, scores_figure
@@ -43,6 +47,7 @@ from gc25d.evaluate.sample import Plan
 from gc25d.export.read import load_model
 from gc25d.prep.codec import codec_for
 from gc25d.records import digest_file, read_json, write_json
+from gc25d.settings import Geometry
 from gc25d.step_settings import EvalStep, load_step
 from gc25d.steps import cli
 from gc25d.tensors import read_metadata
@@ -56,14 +61,23 @@ def main(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: data of another geometry, an unknown clip, a damaged file, or no raw frames.
     """
-    started = time.perf_counter()
     settings = load_step(arguments.settings, EvalStep)
     torch.set_num_threads(settings.cpu_threads)
-    evaluator = _evaluator(arguments, settings)
-    origin = _origin(arguments)
+    dataset = _dataset(arguments.data, settings.geometry)
     chosen = settings.evaluation
-    clip_ids = choose_clips(evaluator.dataset, chosen.clips, chosen.n)
-    log.info("%s: %d clips on %s", arguments.weights, len(clip_ids), evaluator.device)
+    clip_ids = choose_clips(dataset, chosen.clips, chosen.n)
+    with claimed_device() as device:
+        log.info("%s: %d clips on %s", arguments.weights, len(clip_ids), device)
+        evaluator = _evaluator(arguments, settings, dataset, torch.device(device))
+        _evaluate(arguments, settings, evaluator, clip_ids)
+
+
+def _evaluate(
+    arguments: argparse.Namespace, settings: EvalStep, evaluator: Evaluator, clip_ids: list[str]
+) -> None:
+    """Write every clip's files as it comes, then the pictures of all, then the metrics."""
+    started = time.perf_counter()
+    origin = _origin(arguments)
     sheets, clips, scores, ceilings = [], [], [], []
     for clip in evaluator.run(clip_ids, log.info):
         sheets.append(_write_clip(arguments.clips, clip))
@@ -87,22 +101,27 @@ def main(arguments: argparse.Namespace) -> None:
     log.info("mean %.2f dB, SSIM %.3f", metrics["psnr"], metrics["ssim"])
 
 
-def _evaluator(arguments: argparse.Namespace, settings: EvalStep) -> Evaluator:
-    dataset = ClipDataset(arguments.data, "val")
-    geometry = settings.geometry
+def _dataset(data: Path, geometry: Geometry) -> ClipDataset:
+    """The validation clips, which must have the settings' geometry."""
+    dataset = ClipDataset(data, "val")
     if dataset.shape != (geometry.frames, geometry.height, geometry.width):
         raise UserError(
-            f"{arguments.data} holds clips of {list(dataset.shape)} (frames, height, width), the "
+            f"{data} holds clips of {list(dataset.shape)} (frames, height, width), the "
             f"settings say {[geometry.frames, geometry.height, geometry.width]}: rebuild one"
         )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return dataset
+
+
+def _evaluator(
+    arguments: argparse.Namespace, settings: EvalStep, dataset: ClipDataset, device: torch.device
+) -> Evaluator:
     model = load_model(arguments.weights, device)
     if device.type == "cuda":
         model.to(torch.bfloat16)  # the export's own type: nothing is rounded
     chosen = settings.evaluation
     return Evaluator(
         model=model,
-        codec=codec_for(settings.codec, settings.codec_dir, device.type),
+        codec=codec_for(settings.codec, settings.codec_dir, str(device)),
         dataset=dataset,
         raw_root=arguments.raw_root,
         plan=Plan(chosen.steps, chosen.shift, chosen.cfg, chosen.sem_cfg),

@@ -1,10 +1,11 @@
 """Write a checkpoint, or the starting weights, as one `.safetensors`.
 
-Inputs: train/settings.json, train/binding.json and, unless --step is 0, the step's weights.
+Inputs: train/settings.json, train/binding.json and, for a trained step, its weights
+and done.json; without them the starting weights are written.
 Output: bf16 tensors under native names with metadata (docs/resume.md says why its bytes repeat).
 
     python -m gc25d.steps.export --settings train/settings.json --binding train/binding.json \
-        --weights train/step-200/weights.safetensors --step 200 --checkpoint-every 200 \
+        --weights train/step-200/weights.safetensors --done train/step-200/done.json \
         --dataset gc25d_v10 --data-root data --out exports/step-200.safetensors
 """
 
@@ -14,9 +15,7 @@ from pathlib import Path
 import torch
 
 from gc25d.export.write import export_metadata, training_weights
-from gc25d.model.start import starting_model
-from gc25d.model.zoo import wan_config
-from gc25d.plan import checkpoint_before
+from gc25d.model.start import model_config, starting_model
 from gc25d.records import read_json
 from gc25d.step_settings import TrainStep, load_step
 from gc25d.steps import cli
@@ -26,12 +25,13 @@ from gc25d.tensors import digest_tensors, write_tensors
 def main(arguments: argparse.Namespace) -> None:
     """Gather the tensors and write them."""
     settings = load_step(arguments.settings, TrainStep)
-    step = arguments.step
-    tensors = training_weights(arguments.weights) if step else starting_weights(settings)
+    done = read_json(arguments.done) if arguments.done else {"step": 0, "resumed_step": 0}
+    trained = done["step"] > 0
+    tensors = training_weights(arguments.weights) if trained else starting_weights(settings)
     metadata = export_metadata(
         settings,
-        step=step,
-        resumed_step=checkpoint_before(step, arguments.checkpoint_every) if step else 0,
+        step=done["step"],
+        resumed_step=done["resumed_step"],
         dataset=arguments.dataset,
         data_root=arguments.data_root,
         data_fingerprint=read_json(arguments.binding)["data_fingerprint"],
@@ -43,8 +43,9 @@ def main(arguments: argparse.Namespace) -> None:
 def starting_weights(settings: TrainStep) -> dict[str, torch.Tensor]:
     """The weights before the first step, in bf16."""
     model = settings.model
-    config = wan_config(model.size, model.vocab, settings.text_dim, settings.text_length)
-    start = starting_model(config, settings.train.seed, model.init_dir, model.init_ckpt)
+    start = starting_model(
+        model_config(settings), settings.train.seed, model.init_dir, model.init_ckpt
+    )
     return {name: p.detach().to(torch.bfloat16) for name, p in start.named_parameters()}
 
 
@@ -52,9 +53,8 @@ if __name__ == "__main__":
     parser = cli.parser(__doc__)
     for name in ("settings", "binding", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--weights", type=Path)
-    for name in ("step", "checkpoint-every"):
-        parser.add_argument(f"--{name}", type=int, required=True)
+    for name in ("weights", "done"):
+        parser.add_argument(f"--{name}", type=Path, help="of the step; without: the start")
     for name in ("dataset", "data-root"):
         parser.add_argument(f"--{name}", required=True)
     cli.run(main, parser.parse_args())

@@ -1,7 +1,8 @@
 r"""Plot a few frames of the data set under their semantic ids, with a legend.
 
 Inputs:   --data      the data set's folder
-          --raw-root  folder of the raw captures it was built from
+          --raw-root  folder of the raw captures it was built from: it holds
+                      <subset>/<scene>/<run>
           --clips     how many training clips, round-robin over the runs
 Output:   --out       the PNG: two rows a clip, recorded frames and overlay
 

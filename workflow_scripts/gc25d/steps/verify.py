@@ -1,7 +1,8 @@
 """Verify an export: everything comes from the written file, read again in this fresh process.
 
 Inputs: the export, the training's weights and probe, train/settings.json. Output: a JSON report,
-written only when every check passed; the first that fails is named and ends the step.
+written only when every check passed; the first that fails is named and ends the step. The forward
+pass runs on a GPU of the node that no other job has claimed, where there is one.
 
     python -m gc25d.steps.verify --settings train/settings.json \
         --export exports/step-200.safetensors --weights train/step-200/weights.safetensors \
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import torch
 
+from gc25d.devices_claim import claimed_device
 from gc25d.export.read import load_model
 from gc25d.export.verify import check_probe, verify_file
-from gc25d.model.zoo import wan_config
+from gc25d.model.start import model_config
 from gc25d.records import write_json
 from gc25d.step_settings import TrainStep, load_step
 from gc25d.steps import cli
@@ -27,13 +29,12 @@ def main(arguments: argparse.Namespace) -> None:
     """Run all checks, then write the report."""
     settings = load_step(arguments.settings, TrainStep)
     torch.set_num_threads(settings.train.cpu_threads)
-    model = settings.model
-    config = wan_config(model.size, model.vocab, settings.text_dim, settings.text_length)
+    config, vocab = model_config(settings), settings.model.vocab
     weights = read_tensors(arguments.weights)
-    report = verify_file(arguments.export, weights, config, model.vocab, arguments.step)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    exported = load_model(arguments.export, device)
-    prediction = probe(exported, settings.geometry, settings.text_length)
+    report = verify_file(arguments.export, weights, config, vocab, arguments.step)
+    with claimed_device() as device:
+        exported = load_model(arguments.export, torch.device(device))
+        prediction = probe(exported, settings.geometry, settings.text_length)
     expected = read_tensors(arguments.probe)["prediction"]
     difference = check_probe(arguments.export, prediction, expected)
     write_json(arguments.out, {**report, "forward_difference": difference})

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"
 KEPT_STATES = 2
 _PREFIX = "step-"
+_MANIFEST_KEYS = {"step", "checkpoint", "binding", "files"}
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,28 @@ class StoredState:
 
     folder: Path
     step: int
-    checkpoint: bool
+    binding: str
 
 
 def save_state(
-    root: Path, step: int, model: nn.Module, optimizer: Optimizer, *, checkpoint: bool
+    root: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    binding: str,
+    checkpoint: bool,
 ) -> Path:
-    """Write `root/step-<n>` whole or not at all; `checkpoint` marks a segment's end."""
+    """Write `root/step-<n>` whole or not at all.
+
+    Args:
+        root: folder of the states.
+        step: optimizer steps behind it.
+        model: its named parameters are written in fp32.
+        optimizer: AdamW over them.
+        binding: digest of the settings and data that the state belongs to.
+        checkpoint: whether it is a segment's end.
+    """
     folder = root / f"{_PREFIX}{step:07d}"
     building = root / f".{folder.name}.{os.getpid()}.tmp"
     shutil.rmtree(building, ignore_errors=True)
@@ -50,7 +66,8 @@ def save_state(
         name: {"size": path.stat().st_size, "sha256": digest_file(path)}
         for name, path in ((name, building / name) for name in (MODEL, OPTIMIZER))
     }
-    write_json(building / MANIFEST, {"step": step, "checkpoint": checkpoint, "files": files})
+    manifest = {"step": step, "checkpoint": checkpoint, "binding": binding, "files": files}
+    write_json(building / MANIFEST, manifest)
     shutil.rmtree(folder, ignore_errors=True)
     building.rename(folder)
     fsync(root)
@@ -80,7 +97,7 @@ def newest_state(root: Path, until: int) -> StoredState | None:
         fault = _fault(folder)
         if fault is None:
             manifest = read_json(folder / MANIFEST)
-            return StoredState(folder, manifest["step"], manifest["checkpoint"])
+            return StoredState(folder, manifest["step"], manifest["binding"])
         logger.warning("%s is damaged (%s): passed over for an older state", folder, fault)
     if candidates:
         raise UserError(
@@ -122,29 +139,43 @@ def prune_states(root: Path) -> None:
     """Keep the newest two states and the newest segment end; remove what a kill left half-built."""
     for leftover in root.glob(f".{_PREFIX}*.tmp"):
         shutil.rmtree(leftover)
-    whole = [folder for folder in _folders(root) if (folder / MANIFEST).exists()]
-    ends = [folder for folder in whole if read_json(folder / MANIFEST)["checkpoint"]]
-    kept = {*whole[-KEPT_STATES:], *ends[-1:]}
+    manifests = {folder: manifest for folder in _folders(root) if (manifest := _manifest(folder))}
+    ends = [folder for folder, manifest in manifests.items() if manifest["checkpoint"]]
+    kept = {*list(manifests)[-KEPT_STATES:], *ends[-1:]}
     for folder in _folders(root):
         if folder not in kept:
             shutil.rmtree(folder)
 
 
 def _folders(root: Path) -> list[Path]:
-    return sorted(root.glob(f"{_PREFIX}*"), key=_step_of)
+    """The states' folders by step; what else lies there is left alone."""
+    named = (path for path in root.glob(f"{_PREFIX}*") if _step_digits(path).isdigit())
+    return sorted(named, key=_step_of)
+
+
+def _step_digits(folder: Path) -> str:
+    return folder.name.removeprefix(_PREFIX)
 
 
 def _step_of(folder: Path) -> int:
-    return int(folder.name.removeprefix(_PREFIX))
+    return int(_step_digits(folder))
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    """A state's manifest, or None when it is missing, cut or incomplete."""
+    try:
+        manifest = read_json(folder / MANIFEST)
+        return manifest if manifest.keys() >= _MANIFEST_KEYS else None
+    except (UserError, AttributeError):
+        return None
 
 
 def _fault(folder: Path) -> str | None:
     """What is wrong with a state's files, or None."""
-    try:
-        files: dict[str, dict[str, Any]] = read_json(folder / MANIFEST)["files"]
-    except (UserError, KeyError, TypeError) as error:
-        return f"manifest: {error}"
-    for name, expected in files.items():
+    manifest = _manifest(folder)
+    if manifest is None:
+        return f"{MANIFEST} is missing or cut"
+    for name, expected in manifest["files"].items():
         path = folder / name
         if not path.exists():
             return f"{name} is missing"

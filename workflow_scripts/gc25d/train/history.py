@@ -1,14 +1,16 @@
-"""The run's history: every start, resume, refusal and end with time and host.
+"""The run's history: every start, resume and end with time and host.
 
 Kept beside the run, never inside a result: results must not depend on what happened on the way.
 """
 
+import contextlib
 import datetime
+import json
 import os
 import socket
 from pathlib import Path
 
-from gc25d.records import append_jsonl, read_jsonl
+from gc25d.records import append_jsonl
 
 HISTORY = "history.jsonl"
 
@@ -23,5 +25,8 @@ def record_event(folder: Path, event: str, **fields: object) -> None:
 def ended_badly(folder: Path) -> bool:
     """Whether the last attempt started and never said how it ended."""
     path = folder / HISTORY
-    events = [row["event"] for row in read_jsonl(path)] if path.exists() else []
-    return bool(events) and events[-1] in ("start", "resume")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):  # a line cut by a full disk or a lost power supply
+            return json.loads(line)["event"] in ("start", "resume")
+    return False

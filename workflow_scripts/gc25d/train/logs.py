@@ -1,6 +1,7 @@
 """What a run leaves to read: one CSV row per step whatever was killed, TensorBoard, progress."""
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from gc25d.records import csv_text, read_csv, write_text
 
 logger = logging.getLogger(__name__)
 
+TRAIN_LOG = "train_log.csv"
 TRAIN_COLUMNS = (
     *("step", "loss", "mse", "timestep", "lr", "cond_lr", "grad_norm", "sem_rms", "x_rms"),
     *("text_drop", "cond_drop", "mask_frac", "step_time", "data_time", "mem_gb", "epoch", "clips"),
@@ -52,6 +54,10 @@ class StepCsv:
         """Append one row; it is in the system's hands when this returns."""
         self._file.write(csv_text(self.columns, [row]).split("\n", 1)[1])
 
+    def sync(self) -> None:
+        """Bring all rows to disk."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -66,7 +72,7 @@ class RunLog:
     """All of a segment's logs: train_log.csv, val_log.csv, TensorBoard and a progress bar."""
 
     def __init__(self, folder: Path, start: int, until: int, log_every: int) -> None:
-        self.train = StepCsv(folder / "train_log.csv", TRAIN_COLUMNS, start)
+        self.train = StepCsv(folder / TRAIN_LOG, TRAIN_COLUMNS, start)
         self.val = StepCsv(folder / "val_log.csv", VAL_COLUMNS, start)
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
         self._log_every, self._start, self._until = log_every, start, until
@@ -97,6 +103,11 @@ class RunLog:
         self.train.close()
         self.val.close()
         self._board.close()
+
+    def sync(self) -> None:
+        """Bring both CSVs to disk."""
+        self.train.sync()
+        self.val.sync()
 
     def train_row(self, row: Mapping[str, Any]) -> None:
         """Log one optimizer step."""

@@ -51,25 +51,20 @@ class Segment:
     save: Callable[[int], None]
     """Write the state after a step."""
 
-    def run(self, feed: Iterator[MicroBatch], start: int, log: RunLog) -> dict[str, float]:
-        """Train from step `start` to the end; returns the segment's means.
+    def run(self, feed: Iterator[MicroBatch], start: int, log: RunLog) -> None:
+        """Train from step `start` to the end.
 
         Raises:
             UserError: a loss or gradient is not finite; nothing is updated by that step.
         """
-        totals: dict[str, float] = {}
         for step in range(start + 1, self.cadence.until + 1):
-            row = self.optimizer_step(step, feed)
-            for name in ("loss", "mse", "grad_norm", "step_time", "data_time"):
-                totals[name] = totals.get(name, 0.0) + row[name]
-            log.train_row(row)
+            log.train_row(self.optimizer_step(step, feed))
             if self.cadence.validates(step):
                 self.validate(step, log)
             # Saved after the rows of its step: a state never lacks what was logged before it.
             if self.cadence.saves(step):
+                log.sync()
                 self.save(step)
-        steps = self.cadence.until - start
-        return {name: total / steps for name, total in totals.items()}
 
     def optimizer_step(self, step: int, feed: Iterator[MicroBatch]) -> dict[str, Any]:
         """One optimizer step: all its micro-batches, clipping, the update. Returns its log row."""

@@ -1,24 +1,28 @@
 """Put one segment together: model, method, engine, data position, state; run it; write it out."""
 
+import functools
 import logging
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from gc25d.dataset.clips import ClipDataset
 from gc25d.dataset.order import Schedule
+from gc25d.errors import UserError
 from gc25d.methods.finetune import FinetuneMethod, OptimizerConfig
 from gc25d.model.start import model_from_tensors, starting_model
 from gc25d.model.zoo import wan_config
-from gc25d.records import write_json
+from gc25d.records import read_csv, write_json
 from gc25d.step_settings import TrainStep
 from gc25d.tensors import write_tensors
 from gc25d.train.checkpoint import load_state, newest_state, newest_step, prune_states, save_state
 from gc25d.train.engine import PlainEngine
 from gc25d.train.feed import MicroBatches, Span, read_ahead
 from gc25d.train.history import ended_badly, record_event
-from gc25d.train.logs import RunLog
+from gc25d.train.logs import TRAIN_LOG, RunLog
 from gc25d.train.loop import Cadence, Segment
 from gc25d.train.probe import probe
 from gc25d.train.validate import Validation, validation_batches
@@ -27,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 STATES = "states"
 ASIDE = "aside"
+MEANS = ("loss", "mse", "grad_norm", "step_time", "data_time")
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,23 @@ class SegmentFiles:
 
 
 @dataclass(frozen=True)
+class Task:
+    """What a segment is asked for."""
+
+    until: int
+    """The step to train to."""
+    resumed_step: int
+    """The chain's checkpoint before it; 0 is the start."""
+    binding: str
+    """Digest of the run's settings and data; states of another binding are refused."""
+
+
+@dataclass(frozen=True)
 class Pace:
-    """Settings of a segment that never alter its result."""
+    """Settings of a segment that may change under a run.
+
+    A smaller micro-batch adds gradients in another order: equal to rounding, not to the bit.
+    """
 
     micro_batch: int
     save_every: int
@@ -51,62 +71,86 @@ class Pace:
 
 
 def train_segment(
-    settings: TrainStep, data: Path, run: Path, until: int, pace: Pace, files: SegmentFiles
+    settings: TrainStep, data: Path, run: Path, task: Task, pace: Pace, files: SegmentFiles
 ) -> None:
-    """Train to step `until`, from the newest state at or before it, and write the results.
+    """Train to step `task.until`, from the newest state at or before it, and write the results.
 
     A step behind the chain's newest state is trained aside: the chain's states and logs stay.
 
     Raises:
         UserError: no valid state although there were some, no data, or a non-finite loss.
     """
+    until = task.until
     folder = run if newest_step(run / STATES) <= until else run / ASIDE / f"step-{until}"
     clips = training_clips(settings, data)
     engine = PlainEngine(settings.train.precision, settings.train.cpu_threads, gpu=pace.gpu)
     method = build_method(settings)
     engine.prepare(method)
     method.on_train_start()
-    start = resume(method, until, [run / STATES, folder / STATES])
+    start = resume(method, task, list(dict.fromkeys([run / STATES, folder / STATES])))
     crashed = ended_badly(folder)
     record_event(folder, "resume" if start else "start", step=start, until=until, crashed=crashed)
-    means = _train(settings, data, clips, folder, Span(start, until), pace, method, engine)
-    write_results(method, settings, files)
-    write_json(files.done, {"step": until, "means": means, **_position(settings, clips, until)})
-    record_event(folder, "finish", step=until)
-    prune_states(folder / STATES)
-
-
-def _train(
-    settings: TrainStep,
-    data: Path,
-    clips: ClipDataset,
-    folder: Path,
-    span: Span,
-    pace: Pace,
-    method: FinetuneMethod,
-    engine: PlainEngine,
-) -> dict[str, float]:
-    """Run the steps of `span`, saving rolling states and the segment's end."""
-    val = ClipDataset(data, "val")
-    batches = validation_batches(val, settings.validation.n, pace.micro_batch, engine.device)
-    fixed = settings.validation
-
-    def save(step: int) -> None:
-        checkpoint = step == span.until
-        save_state(folder / STATES, step, method.model, method.optimizer, checkpoint=checkpoint)
-        prune_states(folder / STATES)
-
+    saves = functools.partial(save_rolling, folder / STATES, task, method)
     segment = Segment(
         method,
         engine,
-        Validation(batches, clips.table, fixed.timesteps, fixed.seed),
-        Cadence(span.until, pace.save_every, pace.validate_every),
+        fixed_validation(settings, data, clips, pace, engine),
+        Cadence(until, pace.save_every, pace.validate_every),
         settings.train.grad_clip,
-        save,
+        saves,
     )
-    micro_batches = MicroBatches(clips, schedule(settings, clips), pace.micro_batch, span)
-    with RunLog(folder, span.start, span.until, pace.log_every) as log:
-        return segment.run(read_ahead(micro_batches, pace.workers), span.start, log)
+    span = Span(start, until)
+    feed = MicroBatches(clips, schedule(settings, clips), pace.micro_batch, span)
+    with RunLog(folder, start, until, pace.log_every) as log:
+        segment.run(read_ahead(feed, pace.workers), start, log)
+    write_results(method, settings, files)
+    write_json(files.done, summary(settings, clips, folder, task))
+    record_event(folder, "finish", step=until)
+
+
+def save_rolling(root: Path, task: Task, method: FinetuneMethod, step: int) -> None:
+    """Write the state after `step`; the segment's last one starts the next segment."""
+    save_state(
+        root,
+        step,
+        method.model,
+        method.optimizer,
+        binding=task.binding,
+        checkpoint=step == task.until,
+    )
+    prune_states(root)
+
+
+def fixed_validation(
+    settings: TrainStep, data: Path, clips: ClipDataset, pace: Pace, engine: PlainEngine
+) -> Validation:
+    """The run's validation clips, timesteps and noise."""
+    fixed = settings.validation
+    val = ClipDataset(data, "val")
+    batches = validation_batches(val, fixed.n, pace.micro_batch, engine.device)
+    return Validation(batches, clips.table, fixed.timesteps, fixed.seed)
+
+
+def summary(settings: TrainStep, clips: ClipDataset, folder: Path, task: Task) -> dict[str, Any]:
+    """What done.json says: the checkpoint before, the data position, means over the segment.
+
+    The means come from the log's rows, so that they do not depend on crashes.
+    """
+    order = schedule(settings, clips)
+    epoch, within = divmod(task.until, order.steps_per_epoch)
+    rows = [
+        row
+        for row in read_csv(folder / TRAIN_LOG)
+        if task.resumed_step < int(row["step"]) <= task.until
+    ]
+    return {
+        "step": task.until,
+        "resumed_step": task.resumed_step,
+        "epoch": epoch,
+        "step_in_epoch": within,
+        "steps_per_epoch": order.steps_per_epoch,
+        "means": {name: statistics.fmean(float(row[name]) for row in rows) for name in MEANS},
+    }
 
 
 def training_clips(settings: TrainStep, data: Path) -> ClipDataset:
@@ -138,12 +182,21 @@ def build_method(settings: TrainStep) -> FinetuneMethod:
     return FinetuneMethod(start, seed=train.seed, optimizer=optimizer)
 
 
-def resume(method: FinetuneMethod, until: int, roots: list[Path]) -> int:
-    """Load the newest valid state at or before `until`; returns its step, 0 for none."""
-    found = [state for root in roots if (state := newest_state(root, until))]
+def resume(method: FinetuneMethod, task: Task, roots: list[Path]) -> int:
+    """Load the newest valid state at or before the task's end; returns its step, 0 for none.
+
+    Raises:
+        UserError: no state is whole although there are some, or it belongs to another run.
+    """
+    found = [state for root in roots if (state := newest_state(root, task.until))]
     if not found:
         return 0
     state = max(found, key=lambda state: state.step)
+    if state.binding != task.binding:
+        raise UserError(
+            f"{state.folder} was trained with other settings or data than this run is bound to: "
+            "set it aside with `python -m gc25d.steps.restart`, or train in another --directory"
+        )
     load_state(state, method.model, method.optimizer)
     method.resume_schedules(state.step)
     logger.info("going on from %s", state.folder)
@@ -161,10 +214,3 @@ def write_results(method: FinetuneMethod, settings: TrainStep, files: SegmentFil
     prediction = probe(frozen, settings.geometry, settings.text_length)
     write_tensors(files.probe, {"prediction": prediction}, {})
     write_tensors(files.weights, weights, {})
-
-
-def _position(settings: TrainStep, clips: ClipDataset, until: int) -> dict[str, int]:
-    """Where the data stands after `until` steps."""
-    order = schedule(settings, clips)
-    epoch, within = divmod(until, order.steps_per_epoch)
-    return {"epoch": epoch, "step_in_epoch": within, "steps_per_epoch": order.steps_per_epoch}
