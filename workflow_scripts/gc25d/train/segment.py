@@ -104,7 +104,7 @@ def train_segment(
     with RunLog(folder, start, until, pace.log_every) as log:
         segment.run(read_ahead(feed, pace.workers), start, log)
     write_results(method, settings, files)
-    write_json(files.done, summary(settings, clips, folder, task))
+    write_json(files.done, summary(settings, clips, [run, folder], task))
     record_event(folder, "finish", step=until)
 
 
@@ -131,26 +131,32 @@ def fixed_validation(
     return Validation(batches, clips.table, fixed.timesteps, fixed.seed)
 
 
-def summary(settings: TrainStep, clips: ClipDataset, folder: Path, task: Task) -> dict[str, Any]:
+def summary(
+    settings: TrainStep, clips: ClipDataset, folders: list[Path], task: Task
+) -> dict[str, Any]:
     """What done.json says: the checkpoint before, the data position, means over the segment.
 
-    The means come from the log's rows, so that they do not depend on crashes.
+    The means come from the logs' rows, so that they do not depend on crashes; a step trained aside
+    shares its first rows with the chain's.
     """
     order = schedule(settings, clips)
     epoch, within = divmod(task.until, order.steps_per_epoch)
-    rows = [
-        row
-        for row in read_csv(folder / TRAIN_LOG)
-        if task.resumed_step < int(row["step"]) <= task.until
-    ]
+    logged = {int(row["step"]): row for log in folders for row in read_csv(log / TRAIN_LOG)}
+    steps = range(task.resumed_step + 1, task.until + 1)
+    rows = [logged[step] for step in steps if step in logged]
     return {
         "step": task.until,
         "resumed_step": task.resumed_step,
         "epoch": epoch,
         "step_in_epoch": within,
         "steps_per_epoch": order.steps_per_epoch,
-        "means": {name: statistics.fmean(float(row[name]) for row in rows) for name in MEANS},
+        "means": {name: _mean([float(row[name]) for row in rows]) for name in MEANS},
     }
+
+
+def _mean(values: list[float]) -> float | None:
+    """None when the log was lost."""
+    return statistics.fmean(values) if values else None
 
 
 def training_clips(settings: TrainStep, data: Path) -> ClipDataset:
