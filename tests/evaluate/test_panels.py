@@ -85,6 +85,22 @@ def test_bytes_repeat_here_and_in_a_fresh_process(tmp_path):
     assert first == (tmp_path / "b.mp4").read_bytes() == (tmp_path / "c.mp4").read_bytes()
 
 
+@pytest.mark.parametrize("width", [298, 544])
+def test_bytes_do_not_depend_on_what_memory_held_before(tmp_path, width):
+    rng = np.random.default_rng(1)
+    frames = moving(5, 278, width) // 2 + rng.integers(0, 9, (5, 278, width, 3), dtype=np.uint8)
+    written = set()
+    for number in range(8):
+        # Freed blocks of all sizes, each full of one value: what the encoder's memory then holds.
+        blocks = [
+            np.full(size, rng.integers(256), np.uint8) for size in rng.integers(1, 3_000_000, 40)
+        ]
+        del blocks[::2]
+        write_mp4(tmp_path / f"{number}.mp4", frames, 10)
+        written.add((tmp_path / f"{number}.mp4").read_bytes())
+    assert len(written) == 1
+
+
 def test_a_video_that_reads_back_otherwise_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(panels, "_encode", lambda path, frames, fps: path.write_bytes(b""))
     with pytest.raises(UserError, match=r"v\.mp4.*\(0, 0, 0\)"):

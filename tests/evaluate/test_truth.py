@@ -50,5 +50,5 @@ def test_a_missing_or_ambiguous_run_is_named(tmp_path):
     write_raw(tmp_path / "a/hall/run-1", frames)
     assert find_run(tmp_path, "hall__run-1") == tmp_path / "a/hall/run-1"
     write_raw(tmp_path / "b/hall/run-1", frames)
-    with pytest.raises(UserError, match=r"a/hall/run-1 and .*b/hall/run-1"):
+    with pytest.raises(UserError, match=r"a/hall/run-1 and .*b/hall/run-1.*rename one"):
         find_run(tmp_path, "hall__run-1")

@@ -7,8 +7,11 @@ import pytest
 
 from gc25d.dataset.clips import ClipDataset
 from gc25d.errors import UserError
+from gc25d.model.start import model_config, starting_model
 from gc25d.records import digest_file, read_csv, read_json, read_jsonl
 from gc25d.step_settings import TrainStep
+from gc25d.tensors import read_tensors
+from gc25d.train.history import record_event
 from gc25d.train.segment import Pace, SegmentFiles, Task, train_segment
 
 SETTINGS = TrainStep.model_validate(
@@ -24,6 +27,8 @@ SETTINGS = TrainStep.model_validate(
 )
 SAME = ("clips", "epoch", "text_drop", "cond_drop", "mask_frac", "timestep", "loss", "mse")
 SAME += ("grad_norm", "lr", "sem_rms")
+# How far other micro-batches may lead, relative to how far training led from the start.
+ROUNDING = 2e-3
 
 
 def pace(**changes: int) -> Pace:
@@ -31,12 +36,20 @@ def pace(**changes: int) -> Pace:
     return Pace(**{**usual, **changes})
 
 
-def train(data: Path, run: Path, until: int, *, binding: str = "b", **changes: int) -> str:
+def train(
+    data: Path,
+    run: Path,
+    until: int,
+    *,
+    settings: TrainStep = SETTINGS,
+    binding: str = "b",
+    **changes: int,
+) -> str:
     folder = run / f"step-{until}"
     files = SegmentFiles(
         folder / "weights.safetensors", folder / "probe.safetensors", folder / "done.json"
     )
-    train_segment(SETTINGS, data, run, Task(until, 0, binding), pace(**changes), files)
+    train_segment(settings, data, run, Task(until, 0, binding), pace(**changes), files)
     return digest_file(files.weights)
 
 
@@ -130,14 +143,53 @@ def test_damaged_states_are_passed_over_and_never_mean_a_new_start(
     assert digest_file(run / "train_log.csv") == kept
 
 
-def test_history_tells_what_happened(whole: Path, small_dataset: Path, tmp_path: Path) -> None:
-    events = [row["event"] for row in read_jsonl(whole / "history.jsonl")]
-    assert events == ["start", "finish"]
+def test_smaller_micro_batches_change_nothing_but_rounding(
+    whole: Path, small_dataset: Path, tmp_path: Path
+) -> None:
+    train(small_dataset, tmp_path, 7, micro_batch=1)
+    drawn = ("step", "epoch", "clips", "text_drop", "cond_drop", "mask_frac")
+    for one, two in zip(
+        read_csv(tmp_path / "train_log.csv"), read_csv(whole / "train_log.csv"), strict=True
+    ):
+        assert [one[name] for name in drawn] == [two[name] for name in drawn]
+        # A mean of the same float32 timesteps, summed in other groups.
+        assert float(one["timestep"]) == pytest.approx(float(two["timestep"]), rel=1e-6)
+        assert float(one["loss"]) == pytest.approx(float(two["loss"]), rel=1e-4)
+    weights = read_tensors(whole / "step-7/weights.safetensors")
+    start = starting_model(model_config(SETTINGS), SETTINGS.train.seed, "", "").state_dict()
+    moved = off = 0.0
+    for name, tensor in read_tensors(tmp_path / "step-7/weights.safetensors").items():
+        off += float((tensor.double() - weights[name].double()).square().sum())
+        moved += float((weights[name].double() - start[name].double()).square().sum())
+    assert (off / moved) ** 0.5 < ROUNDING
 
 
-def test_logged_norm_is_before_clipping(whole: Path) -> None:
-    norms = [float(row["grad_norm"]) for row in read_csv(whole / "train_log.csv")]
-    assert all(norm > 0 for norm in norms)
+def test_history_tells_what_happened(small_dataset: Path, tmp_path: Path) -> None:
+    def told() -> list[tuple[str, bool | None]]:
+        return [(e["event"], e.get("crashed")) for e in read_jsonl(tmp_path / "history.jsonl")]
+
+    train(small_dataset, tmp_path, 1)
+    first = [("start", False), ("finish", None)]
+    assert told() == first
+    train(small_dataset, tmp_path, 2)
+    second = [("resume", False), ("finish", None)]
+    assert told() == first + second
+    record_event(tmp_path, "start", step=2, until=3, crashed=False)
+    train(small_dataset, tmp_path, 3)
+    third = [("start", False), ("resume", True), ("finish", None)]
+    assert told() == first + second + third
+
+
+def test_logged_norm_is_before_clipping(whole: Path, small_dataset: Path, tmp_path: Path) -> None:
+    limit = 1e-3
+    clipped = SETTINGS.train.model_copy(update={"grad_clip": limit})
+    settings = SETTINGS.model_copy(update={"train": clipped})
+    digest = train(small_dataset, tmp_path, 2, settings=settings)
+    assert digest != train(small_dataset, tmp_path / "usual", 2)
+    clipped_rows, usual_rows = rows(tmp_path), rows(whole)[:2]
+    assert all(float(row["grad_norm"]) > limit for row in clipped_rows)
+    assert clipped_rows[0] == usual_rows[0]
+    assert clipped_rows[1]["loss"] != usual_rows[1]["loss"]
 
 
 def test_a_state_of_another_binding_is_refused(small_dataset: Path, tmp_path: Path) -> None:

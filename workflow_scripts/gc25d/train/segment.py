@@ -13,8 +13,7 @@ from gc25d.dataset.clips import ClipDataset
 from gc25d.dataset.order import Schedule
 from gc25d.errors import UserError
 from gc25d.methods.finetune import FinetuneMethod, OptimizerConfig
-from gc25d.model.start import model_from_tensors, starting_model
-from gc25d.model.zoo import wan_config
+from gc25d.model.start import model_config, model_from_tensors, starting_model
 from gc25d.records import read_csv, write_json
 from gc25d.step_settings import TrainStep
 from gc25d.tensors import write_tensors
@@ -182,9 +181,8 @@ def schedule(settings: TrainStep, clips: ClipDataset) -> Schedule:
 def build_method(settings: TrainStep) -> FinetuneMethod:
     """The training method on the run's starting weights."""
     train, model = settings.train, settings.model
-    config = wan_config(model.size, model.vocab, settings.text_dim, settings.text_length)
     optimizer = OptimizerConfig(train.lr, train.cond_lr, train.weight_decay, train.warmup_steps)
-    start = starting_model(config, train.seed, model.init_dir, model.init_ckpt)
+    start = starting_model(model_config(settings), train.seed, model.init_dir, model.init_ckpt)
     return FinetuneMethod(start, seed=train.seed, optimizer=optimizer)
 
 
@@ -213,10 +211,7 @@ def write_results(method: FinetuneMethod, settings: TrainStep, files: SegmentFil
     """Write bf16 weights under their native names, and the prediction that they give."""
     weights = {n: p.detach().to("cpu", torch.bfloat16) for n, p in method.model.named_parameters()}
     device = next(method.model.parameters()).device
-    config = wan_config(
-        settings.model.size, settings.model.vocab, settings.text_dim, settings.text_length
-    )
-    frozen = model_from_tensors(config, weights, device)
+    frozen = model_from_tensors(model_config(settings), weights, device)
     prediction = probe(frozen, settings.geometry, settings.text_length)
     write_tensors(files.probe, {"prediction": prediction}, {})
     write_tensors(files.weights, weights, {})
