@@ -12,7 +12,7 @@ include: "rules/common.smk"
 
 
 wildcard_constraints:
-    scene=plan.alternatives(capture_scenes),
+    scene=plan.alternatives(plan.captured_scenes(settings)),
     run=plan.alternatives(sorted({folder.name for folder in runs.values()})),
     run_id=plan.alternatives(runs),
     checkpoint=r"base|step-[1-9]\d*",

@@ -14,17 +14,22 @@ try:
 except (UserError, OSError) as error:
     raise WorkflowError(str(error))
 
-os.environ.update(plan.cache_environment(settings))
+caches = plan.cache_environment(settings)
+os.environ.update(caches)
 # Snakemake points TMPDIR elsewhere for each job.
-shell.prefix(f"export TMPDIR={shlex.quote(os.environ['TMPDIR'])}; ")
+shell.prefix(f"export TMPDIR={shlex.quote(caches['TMPDIR'])}; ")
 
 steps = {name: str(path) for name, path in plan.settings_files(settings).items()}
 captured = str(plan.captured_root(settings))
 data = str(plan.dataset_root(settings))
 ready = f"{data}/READY"
-capturing = settings.capture.source != "external"
-capture_scenes = settings.capture.scenes if capturing else ()
 last_step = settings.train.max_steps
+one_gpu = min(1, settings.hardware.gpus_per_node)  # of a job that can use one
+
+
+def all_cores(wildcards):
+    """The cores that Snakemake was given; `--report` is given none."""
+    return workflow.resource_settings.cores or 1
 
 
 def dataset_folder(wildcards):
@@ -56,11 +61,6 @@ def checkpoint_before(wildcards):
 def resumed_step(wildcards):
     """The chain's checkpoint from which a segment starts; 0 is the start."""
     return plan.checkpoint_before(int(wildcards.step), settings.train.checkpoint_every)
-
-
-def gpus_for(heavy):
-    """GPUs of a job that uses one if its node has any: 0 unless `heavy`."""
-    return min(1, settings.hardware.gpus_per_node) if heavy else 0
 
 
 def verification(wildcards):

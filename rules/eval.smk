@@ -36,9 +36,9 @@ rule evaluate_checkpoint:
         "benchmarks/eval/{checkpoint}.tsv"
     conda:
         "../envs/environment.yaml"
-    threads: workflow.cores
+    threads: all_cores
     resources:
-        gpu=gpus_for(True),
+        gpu=one_gpu,
         mem_mb=60_000 if settings.model.size == "5b" else 4000,
         runtime=60,
     params:

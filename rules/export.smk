@@ -66,7 +66,7 @@ rule verify_export:
     conda:
         "../envs/environment.yaml"
     resources:
-        gpu=gpus_for(True),
+        gpu=one_gpu,
         mem_mb=60_000 if settings.model.size == "5b" else 2000,
         runtime=30,
     shell:

@@ -17,7 +17,7 @@ rule prep_run:
         "../envs/environment.yaml"
     threads: 1 + settings.prep.workers
     resources:
-        gpu=gpus_for(settings.prep.codec == "wan_vae"),
+        gpu=one_gpu if settings.prep.codec == "wan_vae" else 0,
         mem_mb=(12_000 if settings.prep.codec == "wan_vae" else 4000)
         + 1000 * settings.prep.workers,
         runtime=30,
@@ -42,7 +42,7 @@ rule encode_text:
     conda:
         "../envs/environment.yaml"
     resources:
-        gpu=gpus_for(settings.prep.text.encoder == "umt5"),
+        gpu=one_gpu if settings.prep.text.encoder == "umt5" else 0,
         mem_mb=30_000 if settings.prep.text.encoder == "umt5" else 4000,
         runtime=60,
     shell:

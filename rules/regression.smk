@@ -12,7 +12,7 @@ rule record_references:
     conda:
         "../envs/environment.yaml"
     resources:
-        gpu=min(1, settings.hardware.gpus_per_node),
+        gpu=one_gpu,
         mem_mb=4000,
         runtime=30,
     shell:
@@ -31,7 +31,7 @@ rule check_regression:
     conda:
         "../envs/environment.yaml"
     resources:
-        gpu=min(1, settings.hardware.gpus_per_node),
+        gpu=one_gpu,
         mem_mb=4000,
         runtime=30,
     params:

@@ -43,7 +43,7 @@ rule train_segment:
         "benchmarks/train/step-{step}.tsv"
     conda:
         "../envs/environment.yaml"
-    threads: workflow.cores
+    threads: all_cores
     resources:
         gpu=hardware.nodes * hardware.gpus_per_node,
         gpu_model=hardware.gpu_type or None,

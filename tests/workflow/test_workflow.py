@@ -197,6 +197,16 @@ def test_an_early_step_trains_only_that_far(finished: Path, tmp_path: Path) -> N
     assert [p.name for p in (tmp_path / "train").glob("step-*")] == ["step-1"]
 
 
+def test_the_report_is_one_page_with_curves_and_videos(run: Path) -> None:
+    executable = Path(sys.executable).with_name("snakemake")
+    command = [str(executable), "--directory", str(run), "--configfile", str(SMALL)]
+    # As typed: without --cores.
+    subprocess.run([*command, "--report", "report.html", "sft_v10"], cwd=ROOT, check=True)
+    page = (run / "report.html").read_text()
+    for name in ("curves.png", "coverage.png", "overlay.png", "sheet.png", "scores.png", ".mp4"):
+        assert name in page
+
+
 def test_a_restart_is_explicit_and_keeps_the_old_run(run: Path) -> None:
     old = contents(run, "train", "exports")
     command = [sys.executable, "-m", "gc25d.steps.restart", "--directory", str(run)]

@@ -74,6 +74,11 @@ def captured_root(settings: Settings) -> Path:
     return Path(settings.raw_root) / settings.capture.source
 
 
+def captured_scenes(settings: Settings) -> tuple[str, ...]:
+    """The scenes that this pipeline captures; none where captures are only pointed at."""
+    return () if settings.capture.source == "external" else settings.capture.scenes
+
+
 def dataset_root(settings: Settings) -> Path:
     """`<data_root>/<dataset>`."""
     return Path(settings.data_root) / settings.dataset
