@@ -104,8 +104,9 @@ def test_choices_that_cannot_work_are_refused(chosen, message):
         build_rows(rows(), chosen, SHAPE)
 
 
-def test_no_validation_run_is_a_choice():
-    assert count_clips(build_rows(rows(), choice(val=()), SHAPE))["train"] == 6
+def test_a_split_without_clips_is_refused():
+    with pytest.raises(UserError, match="no usable val clip"):
+        build_rows(rows(), choice(val=()), SHAPE)
 
 
 def test_unreadable_runs_are_reported_and_the_rest_is_built():
