@@ -13,6 +13,8 @@ LAYERS = (
         "errors",
         "shapes",
         "settings",
+        "settings_base",
+        "settings_training",
         "records",
         "tensors",
         "devices_claim",
@@ -30,7 +32,16 @@ LAYERS = (
     ("steps",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-NO_TORCH = ("errors", "settings", "records", "step_settings", "plan", "settings_docs")
+NO_TORCH = (
+    "errors",
+    "settings",
+    "settings_base",
+    "settings_training",
+    "records",
+    "step_settings",
+    "plan",
+    "settings_docs",
+)
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -7,7 +7,9 @@ import yaml
 
 from gc25d.errors import UserError
 from gc25d.plan import load_settings
-from gc25d.settings import Settings, Train, result_settings
+from gc25d.settings import Settings
+from gc25d.settings_base import result_settings
+from gc25d.settings_training import Train
 from gc25d.steps.document_settings import files
 
 ROOT = Path(__file__).parents[1]

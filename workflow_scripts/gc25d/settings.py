@@ -1,17 +1,16 @@
 """The typed settings tree: the only validator of `config/*.yaml`. Imports no torch.
 
-Every field says what it is, its unit and its default. A field marked `FREE` (workers, logging,
-paths, hardware) may change under a run: results stay the same, to rounding where sums are taken in
-another order. The others of dataset, geometry, samples, model, train and validation bind the run;
-those of capture and prep bind it through the data's fingerprint.
+Every field says what it is, its unit and its default. The fields of dataset, geometry, samples,
+model, train and validation that are not `FREE` bind the run; those of capture and prep bind it
+through the data's fingerprint.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.config import JsonDict
+from pydantic import Field, model_validator
 
-FREE: JsonDict = {"free": True}
+from gc25d.settings_base import FREE, Fraction, Natural, Positive, Rate, Section
+from gc25d.settings_training import Hardware, Model, Train, Validation
 
 SCENES: dict[str, tuple[str, ...]] = {
     # scenarios for one player that come with ViZDoom
@@ -31,18 +30,6 @@ SCENES: dict[str, tuple[str, ...]] = {
     "synthetic": ("synthetic_perspective", "synthetic_orthographic"),
 }
 """Scenes of each source that this pipeline captures itself."""
-
-
-class Section(BaseModel):
-    """A part of the tree: immutable, and an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(gt=0)]
-Natural = Annotated[int, Field(ge=0)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Geometry(Section):
@@ -164,82 +151,6 @@ class Samples(Section):
     mask: Mask = Mask()
 
 
-class Model(Section):
-    """Architecture and starting weights."""
-
-    name: Literal["wan"] = "wan"
-    """`wan`: the bidirectional diffusion transformer of Wan2.2-TI2V."""
-    size: Literal["tiny", "1.3b", "5b"] = "tiny"
-    """Width and depth, see gc25d/model/zoo.py."""
-    vocab: Literal["parts", "ids"] = "parts"
-    """`parts` keeps body parts apart (20 classes); `ids` collapses them to player/boss (10)."""
-    init_dir: str = ""
-    """Directory of base weights (Wan's shards or a diffusers `transformer/`); "": from seed."""
-    init_ckpt: str = ""
-    """A `.safetensors` of this project to start from (warm start), or ""."""
-
-
-class Train(Section):
-    """The optimisation."""
-
-    method: Literal["finetune"] = "finetune"
-    """The training method (gc25d/methods)."""
-    max_steps: Positive = Field(600, json_schema_extra=FREE)
-    """Optimizer steps of the whole run; a larger value later continues the chain."""
-    checkpoint_every: Positive = Field(200, json_schema_extra=FREE)
-    """Optimizer steps between two checkpoints of the chain (DAG targets)."""
-    save_every: Positive = Field(50, json_schema_extra=FREE)
-    """Optimizer steps between two rolling states, from which a killed job goes on."""
-    global_batch: Positive = 8
-    """Samples of an optimizer step, over all processes."""
-    grad_accum: Positive = 1
-    """Rounds in which a step's samples are formed; the epoch's last step may have fewer rounds."""
-    micro_batch: Positive = Field(8, json_schema_extra=FREE)
-    """Samples of a forward pass on one device, at most; another value changes rounding only."""
-    lr: Rate = 3e-3
-    """Learning rate of the transformer."""
-    cond_lr: Rate = 3e-3
-    """Learning rate of the semantic condition (`gc_sem_cond.*`)."""
-    warmup_steps: Natural = 30
-    """Optimizer steps of linear warm-up; constant afterwards."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """AdamW's decoupled weight decay."""
-    grad_clip: Rate = 1.0
-    """Largest global gradient norm; larger ones are scaled down to it."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of the forward and backward pass; master weights are always fp32."""
-    seed: Natural = 0
-    """Seeds the starting weights, the order and every draw."""
-    cpu_threads: Positive = 2
-    """Threads of CPU arithmetic, fixed because sums depend on it (not on `--cores`)."""
-    log_every: Positive = Field(10, json_schema_extra=FREE)
-    """Optimizer steps between two lines in the job's log (the CSV has every step)."""
-    workers: Natural = Field(0, json_schema_extra=FREE)
-    """Processes that read samples ahead; 0 reads in the trainer."""
-
-    @model_validator(mode="after")
-    def _divisible(self) -> Self:
-        if self.global_batch % self.grad_accum:
-            raise ValueError(
-                f"global_batch is {self.global_batch}, expected a multiple of grad_accum "
-                f"({self.grad_accum}): use {_multiples(self.global_batch, self.grad_accum)}"
-            )
-        return self
-
-
-class Validation(Section):
-    """Losses on fixed held-out clips, at fixed timesteps, with fixed noise."""
-
-    every: Positive = Field(100, json_schema_extra=FREE)
-    """Optimizer steps between two validations; each checkpoint validates too."""
-    n: Positive = 12
-    """Validation clips, round-robin over the validation runs."""
-    timesteps: tuple[float, ...] = (200.0, 500.0, 800.0)
-    """Timesteps in 0..1000; each is moved to the nearest point of the training grid."""
-    seed: Natural = 0
-    """Seeds the noise."""
-
-
 class Evaluation(Section):
     """Sampled videos and their scores."""
 
@@ -274,19 +185,6 @@ class Regression(Section):
     """A missing reference fails instead of being skipped."""
 
 
-class Hardware(Section):
-    """What the training runs on; another device changes rounding only."""
-
-    nodes: Positive = Field(1, json_schema_extra=FREE)
-    """Nodes of a training job."""
-    gpus_per_node: Natural = Field(0, json_schema_extra=FREE)
-    """GPUs of a node; 0 trains on the CPU."""
-    gpu_type: str = Field("", json_schema_extra=FREE)
-    """SLURM's name of the GPU (`l40s`, `h200`), "" for any."""
-    train_hours: Rate = Field(4.0, json_schema_extra=FREE)
-    """Wall-clock limit of one training segment on a cluster, hours."""
-
-
 class Settings(Section):
     """Everything a run of the pipeline can be told."""
 
@@ -318,23 +216,3 @@ class Settings(Section):
         if self.model.init_dir and self.model.init_ckpt:
             raise ValueError("model.init_dir and model.init_ckpt are both set: keep one of them")
         return self
-
-
-def _multiples(value: int, of: int) -> str:
-    below = value // of * of
-    return f"{below} or {below + of}" if below else f"{of}"
-
-
-def result_settings(section: Section) -> dict[str, Any]:
-    """The fields of `section` that alter a result, nested sections included, as plain JSON."""
-    kept: dict[str, Any] = {}
-    for name, info in type(section).model_fields.items():
-        if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("free"):
-            continue
-        value = getattr(section, name)
-        kept[name] = (
-            result_settings(value)
-            if isinstance(value, Section)
-            else section.model_dump(mode="json", include={name})[name]
-        )
-    return kept

@@ -7,7 +7,8 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from gc25d.records import to_json
-from gc25d.settings import Section, Settings
+from gc25d.settings import Settings
+from gc25d.settings_base import Section
 
 GENERATOR = "python -m gc25d.steps.document_settings"
 

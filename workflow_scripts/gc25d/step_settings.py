@@ -14,23 +14,9 @@ from pydantic import ValidationError
 
 from gc25d.errors import UserError
 from gc25d.records import read_json
-from gc25d.settings import (
-    Capture,
-    Evaluation,
-    Geometry,
-    Model,
-    Natural,
-    Positive,
-    Prep,
-    Regression,
-    Samples,
-    Section,
-    Settings,
-    Text,
-    Train,
-    Validation,
-    result_settings,
-)
+from gc25d.settings import Capture, Evaluation, Geometry, Prep, Regression, Samples, Settings, Text
+from gc25d.settings_base import Natural, Positive, Section, result_settings
+from gc25d.settings_training import Model, Train, Validation
 
 
 class CaptureStep(Section):

@@ -4,7 +4,7 @@ Norms, modulation and residual sums are float32; linear layers and attention run
 dtype. Modulation belongs to a latent frame and reaches its tokens by broadcasting.
 """
 
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -82,15 +82,24 @@ class Attention(nn.Module):
         return x.reshape(*x.shape[:-1], *self.head_shape)
 
 
-class SelfAttention(Attention):
-    """Attention among all tokens of a sample."""
+class View(Protocol):
+    """What a token's self-attention sees, where that is not every token of its sample."""
 
-    def forward(self, tokens: Tensor, rope: RopeTable) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[B, N, heads, d] each, queries and keys rotated → [B, N, heads · d]."""
+        ...
+
+
+class SelfAttention(Attention):
+    """Attention among all tokens of a sample, or those that `view` shows."""
+
+    def forward(self, tokens: Tensor, rope: RopeTable, view: View | None = None) -> Tensor:
         """[B, N, D] → [B, N, D]."""
         query = apply_rope(self.split_heads(self.norm_q(self.q(tokens))), rope)
         key = apply_rope(self.split_heads(self.norm_k(self.k(tokens))), rope)
         value = self.split_heads(self.v(tokens))
-        return cast(Tensor, self.o(attend(query, key, value)))
+        seen = attend(query, key, value) if view is None else view.attend(query, key, value)
+        return cast(Tensor, self.o(seen))
 
 
 class CrossAttention(Attention):
@@ -124,12 +133,17 @@ class WanBlock(nn.Module):
         self.modulation = nn.Parameter(torch.zeros(1, _MODULATIONS, config.dim))
 
     def forward(
-        self, tokens: Tensor, modulation: Tensor, rope: RopeTable, text: TextContext
+        self,
+        tokens: Tensor,
+        modulation: Tensor,
+        rope: RopeTable,
+        text: TextContext,
+        view: View | None = None,
     ) -> Tensor:
         """[B, N, D] → [B, N, D]; `modulation` is float32 [B, F, 6, D]."""
         own = self.modulation.float()
         shift, scale, gate, ffn_shift, ffn_scale, ffn_gate = (own + modulation).unbind(2)
-        update = self.self_attn(modulate(tokens, shift, scale, self.eps), rope)
+        update = self.self_attn(modulate(tokens, shift, scale, self.eps), rope, view)
         tokens = add_gated(tokens, update, gate)
         tokens = tokens + self.cross_attn(self.norm3(tokens), text)
         update = self.ffn(modulate(tokens, ffn_shift, ffn_scale, self.eps))
