@@ -19,7 +19,7 @@ class Model(Section):
     vocab: Literal["parts", "ids"] = "parts"
     """`parts` keeps body parts apart (20 classes); `ids` collapses them to player/boss (10)."""
     chunk_frames: Positive = 3
-    """Latent frames of a chunk of the causal models; frames see their own chunk and those before."""
+    """Latent frames of a chunk of the causal models; frames see their chunk and those before."""
     recompute: Literal["none", "half", "all", "auto"] = Field("auto", json_schema_extra=FREE)
     """Blocks whose forward pass is computed again in the backward pass instead of kept; `auto`
     takes the fewest that fit the GPU's memory."""
@@ -37,7 +37,7 @@ class Train(Section):
     method: Literal["finetune", "dfsft", "dmd2", "self_forcing", "kd"] = "finetune"
     """The training method (docs/methods.md)."""
     engine: Literal["auto", "plain", "deepspeed"] = Field("auto", json_schema_extra=FREE)
-    """`plain` is accelerate on one device; `deepspeed` shards optimizer state and gradients over the
+    """`plain` is accelerate on one device; `deepspeed` shards optimizer state and gradients over
     processes (ZeRO-2); `auto` takes deepspeed on more than one GPU."""
     max_steps: Positive = Field(600, json_schema_extra=FREE)
     """Optimizer steps of the whole run; a larger value later continues the chain."""
