@@ -15,13 +15,15 @@ wildcard_constraints:
     scene=plan.alternatives(plan.captured_scenes(settings)),
     run=plan.alternatives(sorted({folder.name for folder in runs.values()})),
     run_id=plan.alternatives(runs),
-    checkpoint=r"base|step-[1-9]\d*",
+    checkpoint=r"base|step-[1-9]\d*(-ema)?",
     step=r"[1-9]\d*",
     device=r"[A-Z0-9-]+",
 
 
 include: "rules/capture.smk"
 include: "rules/prep.smk"
+include: "rules/training_inputs.smk"
+include: "rules/distill.smk"
 include: "rules/train.smk"
 include: "rules/export.smk"
 include: "rules/eval.smk"

@@ -2,42 +2,37 @@
 
 Builds Wan2.2's autoencoder at full size (704,688,668 parameters) with random weights, checks our
 encoder against the library's own call, times both as shipped and compiled, then prepares a raw run
-of 8 clips' frames made on the fly, cut into 40 overlapping clips. Prints seconds a clip and writes
-bench/results/encode-<device>.json.
+of 8 clips' frames made on the fly, cut into 40 overlapping clips, each of which reads all its
+frames. Prints seconds a clip and writes bench/results/encode-<device>.json.
+
+--only reading  times what reads clips and needs no autoencoder and no GPU; writes nothing
+--only step     times reading, the encoder, both, and the whole step with and without its start;
+                writes nothing
 
 The check: in bf16, relative to fp32, our error may be at most 1.1 times the library's.
 
-Run: python bench/encode.py [--workers 14] [--device cpu --tiny] [--out FOLDER]
+Run: python bench/encode.py [--workers 14] [--only step] [--device cpu --tiny] [--out FOLDER]
 """
 
 import argparse
 import functools
 import gc
 import platform
-import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from recording import Size, clip_of, write_raw
+from step_times import reading_times, seconds, step_times
 
-from gc25d.capture.format import ClipTable, RawClip, RunMeta, Skeletons, latent_cells, write_run
-from gc25d.geometry.camera import look, perspective, project, rotator_axes
-from gc25d.prep.prepare import prepare_run
-from gc25d.prep.read import RawRun
-from gc25d.prep.readers import readings
 from gc25d.prep.wan_vae import Speed, WanVaeCodec
 from gc25d.records import write_json
 
-RUN_ID = "bench__run-000"
 FULL = {
     "base_dim": 160, "decoder_base_dim": 256, "z_dim": 48, "dim_mult": [1, 2, 4, 4],
     "num_res_blocks": 2, "temperal_downsample": [False, True, True], "is_residual": True,
@@ -49,37 +44,6 @@ TINY = FULL | {
 }  # fmt: skip
 PARAMETERS = 704_688_668
 Encode = Callable[[np.ndarray], Any]
-# (forward, right, up) of both ends and the radius, cm; part
-LIMBS = (
-    ((0, 0, 165), (0, 0, 168), 14, 0),
-    ((0, 0, 90), (0, 0, 145), 22, 1),
-    ((0, -30, 90), (0, -35, 140), 9, 2),
-    ((0, 30, 90), (0, 35, 140), 9, 2),
-    ((0, -12, 10), (0, -12, 80), 11, 3),
-    ((0, 12, 10), (0, 12, 80), 11, 3),
-    ((0, -35, 80), (0, -35, 85), 8, 4),
-    ((0, 35, 80), (40, 35, 85), 5, 5),
-)
-PLAYER, BOSSES = (350.0, 0.0), ((600.0, -300.0), (700.0, 250.0), (900.0, 60.0))
-
-
-@dataclass(frozen=True)
-class Size:
-    """What is encoded, and how often each time is taken."""
-
-    frames: int
-    height: int
-    width: int
-    source_hw: tuple[int, int]
-    clips: int
-    """Clips' worth of frames that are written."""
-    listed: int
-    """Clips cut from them, overlapping, so that a run is as long as a real one."""
-    checked: int
-    """Frames of the check against fp32."""
-    repeats: int
-
-
 SIZES = {
     False: Size(81, 480, 832, (720, 1280), 8, 40, 17, 3),
     True: Size(9, 64, 64, (80, 112), 2, 4, 9, 1),
@@ -91,23 +55,37 @@ def main() -> None:
     size = SIZES[arguments.tiny]
     device = "cuda:0" if arguments.device == "cuda" else arguments.device
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        save_autoencoder(folder / "vae", TINY if arguments.tiny else FULL, device)
-        write_raw(folder / "raw", size)
-        figures = {
-            "check": check(folder / "vae", size, device),
-            "encoder": encoder_times(folder / "vae", size, device, compiled=not arguments.tiny),
-            "step": step_times(folder, size, device, arguments.workers),
-        }
+        figures = measured(Path(name), size, device, arguments)
     report = {"machine": machine(device), "size": size.__dict__, **figures}
     show(report)
     label = "".join(c if c.isalnum() else "-" for c in report["machine"]["device"])
-    write_json(arguments.out / f"encode-{label}.json", report)
+    if not arguments.only:
+        write_json(arguments.out / f"encode-{label}.json", report)
+
+
+def measured(
+    folder: Path, size: Size, device: str, arguments: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """What was asked for, under `check`, `encoder`, `reading` and `step`."""
+    write_raw(folder / "raw", size)
+    reading = {"reading": reading_times(folder / "raw", size, arguments.workers)}
+    if arguments.only == "reading":
+        return reading
+    save_autoencoder(folder / "vae", TINY if arguments.tiny else FULL, device)
+    step = reading | {"step": step_times(folder, size, device, arguments.workers)}
+    if arguments.only == "step":
+        return step
+    return {
+        "check": check(folder / "vae", size, device),
+        "encoder": encoder_times(folder / "vae", size, device, compiled=not arguments.tiny),
+        **step,
+    }
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--only", choices=("reading", "step"))
     parser.add_argument("--tiny", action="store_true", help="seconds on a CPU")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
@@ -117,7 +95,7 @@ def parse() -> argparse.Namespace:
 def machine(device: str) -> dict[str, str]:
     import diffusers
 
-    gpu = device.startswith("cuda")
+    gpu = device.startswith("cuda") and torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name(device) if gpu else "CPU",
         "date": datetime.now(UTC).date().isoformat(),
@@ -141,67 +119,6 @@ def save_autoencoder(folder: Path, config: dict[str, Any], device: str) -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
     model.save_pretrained(folder)
-
-
-def picture(number: int, height: int, width: int) -> np.ndarray:
-    """Smooth colours that move."""
-    y, x = np.arange(height)[:, None, None], np.arange(width)[None, :, None]
-    waves = np.sin((x + 5 * number) / np.array([37, 53, 91])) + np.cos(y / np.array([29, 71, 43]))
-    return (waves * 55 + 128).astype(np.uint8)
-
-
-def bodies() -> tuple[np.ndarray, np.ndarray]:
-    """Capsules [N, 7] and parts [N] of the player and three bosses."""
-    capsules, parts = [], []
-    for first, places in ((10, (PLAYER,)), (16, BOSSES)):
-        for x, y in places:
-            for start, end, radius, part in LIMBS:
-                ends = [
-                    a + b for point in (start, end) for a, b in zip(point, (x, y, 0), strict=True)
-                ]
-                capsules.append([*ends, radius])
-                parts.append(first + part)
-    return np.array(capsules, np.float32), np.array(parts, np.uint8)
-
-
-def stencil_picture(camera: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Sky, ground, and an ellipse with a ragged edge for each character."""
-    rows, columns = np.mgrid[:height, :width]
-    stencil = np.where(rows < height * 0.4, 0, 1).astype(np.uint8)
-    for place in (*BOSSES, PLAYER):
-        (centre, head), _ = project(
-            np.array([[*place, 90.0], [*place, 185.0]]), camera, width, height
-        )
-        tall = centre[1] - head[1]
-        reach = ((columns - centre[0]) / (0.5 * tall)) ** 2 + ((rows - centre[1]) / tall) ** 2
-        stencil[reach < 1 + 0.2 * np.sin(columns / 3)] = 7 if place == PLAYER else 8
-    return stencil
-
-
-def write_raw(folder: Path, size: Size) -> None:
-    """A run whose clips overlap."""
-    height, width = size.source_hw
-    count = size.frames * size.clips
-    lens = perspective(90, width / height, 5.0)
-    camera = look(np.array([0, 0, 150.0]), rotator_axes(-5, 0, 0)) @ lens
-    capsules, parts = bodies()
-    stencil = stencil_picture(camera, height, width)
-    keys = ("go",) * latent_cells(size.frames)
-    stride = (count - size.frames) // (size.listed - 1)
-    clips = tuple(RawClip(stride * number, keys) for number in range(size.listed))
-    write_run(
-        folder,
-        frames=(picture(number, height, width) for number in range(count)),
-        stencil=(stencil for _ in range(count)),
-        cameras=np.tile(camera, (count, 1, 1)),
-        skeletons=Skeletons(np.tile(capsules, (count, 1, 1)), parts),
-        meta=RunMeta(16.0, width, height, (0.0,), "cm", "perspective", "bench", "none"),
-        tables=[ClipTable(size.frames, {"go": "walk on"}, clips)],
-    )
-
-
-def clip_of(size: Size, frames: int) -> np.ndarray:
-    return np.stack([picture(number, size.height, size.width) for number in range(frames)])
 
 
 def library_model(folder: Path, device: str, dtype: torch.dtype) -> Any:
@@ -271,65 +188,16 @@ def encoder_times(
     return found
 
 
-def seconds(call: Callable[..., Any], *arguments: Any) -> float:
-    start = time.perf_counter()
-    call(*arguments)
-    return time.perf_counter() - start
-
-
-def step_times(folder: Path, size: Size, device: str, workers: int) -> dict[str, float]:
-    """Seconds a clip: one process reading, all reading, encoder alone, both, the whole step."""
-    shape = size.frames, size.height, size.width
-    run = RawRun.open(folder / "raw", RUN_ID, *shape)
-
-    def read(count: int, clips: int) -> None:
-        for reading in readings(run, run.clips()[:clips], count):
-            reading.release()
-
-    codec = WanVaeCodec.load(folder / "vae", device)
-    frames = clip_of(size, size.frames)
-    codec.encode(frames)
-    encoder = statistics.median(seconds(codec.encode, frames) for _ in range(size.repeats))
-    found = {
-        "workers": float(workers),
-        "reading, one process": seconds(read, 0, 1),
-        f"reading, {workers} processes": seconds(read, workers, size.listed) / size.listed,
-        "encoder alone": encoder,
-        "reading and encoding": seconds(
-            prepare_run, folder / "raw", RUN_ID, *shape, lambda: codec, workers
-        )
-        / size.listed,
-        "the whole step, start included": seconds(whole_step, folder, size, workers) / size.listed,
-    }
-    again = seconds(whole_step, folder, size, workers) / size.listed
-    found["the whole step again, compiled before"] = again
-    found["share of the encoder's own speed"] = encoder / found["reading and encoding"]
-    return found
-
-
-def whole_step(folder: Path, size: Size, workers: int) -> None:
-    """The step as the pipeline starts it; the device is its own choice."""
-    geometry = {"frames": size.frames, "height": size.height, "width": size.width}
-    settings = {"geometry": geometry, "codec": "wan_vae", "codec_dir": str(folder / "vae")}
-    write_json(folder / "prep.json", settings)
-    out = folder / "data"
-    shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "-m", "gc25d.steps.prep_run", "--settings", folder / "prep.json"]
-    command += ["--raw", folder / "raw", "--run-id", RUN_ID, "--workers", workers]
-    for name in ("latents", "ids", "rows", "log"):
-        command += [f"--{name}", out / name]
-    subprocess.run(list(map(str, command)), check=True)
-
-
 def show(report: dict[str, Any]) -> None:
     """The table: seconds a clip."""
-    size, errors = report["size"], report["check"]
-    print(f"\n{report['machine']}\n{size}")
-    print(f"relative error: ours {errors['ours']:.2e}, library {errors['library']:.2e}\n")
-    for name, entry in report["encoder"].items():
-        print(f"{name:36s} {entry['s']:8.3f} s a clip")
-    for name, value in report["step"].items():
-        print(f"{name:36s} {value:8.3f}")
+    print(f"\n{report['machine']}\n{report['size']}")
+    if errors := report.get("check"):
+        print(f"relative error: ours {errors['ours']:.2e}, library {errors['library']:.2e}")
+    print()
+    for name, entry in report.get("encoder", {}).items():
+        print(f"{name:54s} {entry['s']:8.3f} s a clip")
+    for name, value in (report["reading"] | report.get("step", {})).items():
+        print(f"{name:54s} {value:8.3f}")
 
 
 if __name__ == "__main__":

@@ -7,16 +7,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gc25d.records import write_json
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def write_result(
-    name: str, device: str, packages: Sequence[str], figures: Mapping[str, Any]
+    name: str,
+    device: str,
+    packages: Sequence[str],
+    figures: Mapping[str, Any],
+    folder: Path = RESULTS,
 ) -> Path:
-    """Write `results/<name>-<device>.json` and return its path."""
-    path = RESULTS / f"{name}-{device}.json"
+    """Write `<folder>/<name>-<device>.json` and return its path."""
+    path = folder / f"{name}-{device}.json"
     head = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": device,
@@ -25,6 +31,19 @@ def write_result(
     }
     write_json(path, head | dict(figures))
     return path
+
+
+def device_label(device: torch.device) -> str:
+    """A device's name as file names carry it: NVIDIA-H200, CPU."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return "".join(c if c.isalnum() else "-" for c in name)
+
+
+def cuda_versions(device: torch.device) -> dict[str, str]:
+    """CUDA and cuDNN of a GPU's torch; nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    return {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
 
 
 def processor() -> str:

@@ -60,7 +60,7 @@ def checkpoint_before(wildcards):
 
 def resumed_step(wildcards):
     """The chain's checkpoint from which a segment starts; 0 is the start."""
-    return plan.checkpoint_before(int(wildcards.step), settings.train.checkpoint_every)
+    return plan.resumed_step(int(wildcards.step), settings.train.checkpoint_every)
 
 
 def verification(wildcards):

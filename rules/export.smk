@@ -23,11 +23,28 @@ rule export_step:
         runtime=30,
     params:
         **EXPORT_PARAMS,
+        average="",
     shell:
         "python -m gc25d.steps.export --settings {input.settings:q} --binding {input.binding:q}"
-        " --weights {input.weights:q} --done {input.done:q}"
+        " --weights {input.weights:q} --done {input.done:q} {params.average}"
         " --dataset {params.data:q} --data-root {params.data_root:q}"
         " --out {output.export:q} --log {log:q}"
+
+
+# The moving average of the weights (train.ema), as an export of its own.
+use rule export_step as export_ema with:
+    input:
+        weights="train/step-{step}/ema.safetensors",
+        done=ancient("train/step-{step}/done.json"),
+        binding=ancient("train/binding.json"),
+        settings="train/settings.json",
+    output:
+        export="exports/step-{step}-ema.safetensors",
+    log:
+        "logs/export/step-{step}-ema.log",
+    params:
+        **EXPORT_PARAMS,
+        average="--average",
 
 
 # The starting weights: the semantic condition is there and zero.
@@ -73,3 +90,15 @@ rule verify_export:
         "python -m gc25d.steps.verify --settings {input.settings:q} --export {input.export:q}"
         " --weights {input.weights:q} --probe {input.probe:q} --step {wildcards.step}"
         " --out {output.report:q} --log {log:q}"
+
+
+use rule verify_export as verify_ema with:
+    input:
+        export="exports/step-{step}-ema.safetensors",
+        weights="train/step-{step}/ema.safetensors",
+        probe="train/step-{step}/ema_probe.safetensors",
+        settings="train/settings.json",
+    output:
+        report="verify/step-{step}-ema.json",
+    log:
+        "logs/export/verify-{step}-ema.log",

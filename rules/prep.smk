@@ -1,6 +1,8 @@
 """raw/ → data/<dataset>/READY (docs/dataset.md). One job per run, then the text table and index."""
 
-ROWS = expand(f"{data}/index/runs/{{run_id}}.jsonl", run_id=runs)
+# Of this data set, or of the one whose prepared runs it shares (prep.runs_of).
+PREPARED = str(plan.prepared_root(settings))
+ROWS = expand(f"{PREPARED}/index/runs/{{run_id}}.jsonl", run_id=runs)
 
 
 rule prep_run:
@@ -8,9 +10,9 @@ rule prep_run:
         raw_run,
         settings=steps["prep"],
     output:
-        latents=f"{data}/latents/{{run_id}}.safetensors",
-        ids=f"{data}/ids/{{run_id}}.safetensors",
-        rows=f"{data}/index/runs/{{run_id}}.jsonl",
+        latents=f"{PREPARED}/latents/{{run_id}}.safetensors",
+        ids=f"{PREPARED}/ids/{{run_id}}.safetensors",
+        rows=f"{PREPARED}/index/runs/{{run_id}}.jsonl",
     log:
         "logs/prep/{run_id}.log",
     conda:

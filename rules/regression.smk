@@ -13,7 +13,7 @@ rule record_references:
         "../envs/environment.yaml"
     resources:
         gpu=one_gpu,
-        mem_mb=4000,
+        mem_mb=64000 if settings.regression.init_from else 4000,
         runtime=30,
     shell:
         "python -m gc25d.steps.record_refs --settings {input.settings:q}"
@@ -32,7 +32,7 @@ rule check_regression:
         "../envs/environment.yaml"
     resources:
         gpu=one_gpu,
-        mem_mb=4000,
+        mem_mb=64000 if settings.regression.init_from else 4000,
         runtime=30,
     params:
         refs=references_path,

@@ -2,6 +2,7 @@
 
 train = settings.train
 hardware = settings.hardware
+engine, per_node = plan.training_processes(settings)
 
 
 # Holds the run to one set of settings and data; refuses when either changed under it. Its output
@@ -26,14 +27,24 @@ rule bind_run:
         " --out {output.binding:q} --log {log:q}"
 
 
+# With train.ema each checkpoint has the moving average of the weights too.
+averaged = {
+    name: f"train/step-{{step}}/{name}.safetensors"
+    for name in ("ema", "ema_probe")
+    if train.ema
+}
+
+
 # Killed half-way, a segment goes on from its own rolling state below train/states, which is no
 # output of the rule: Snakemake deletes the outputs of a job that failed.
 rule train_segment:
     input:
         unpack(checkpoint_before),
+        paths=cached_paths,
         binding=ancient("train/binding.json"),
         settings="train/settings.json",
     output:
+        **averaged,
         weights="train/step-{step}/weights.safetensors",
         probe="train/step-{step}/probe.safetensors",
         done="train/step-{step}/done.json",
@@ -48,20 +59,28 @@ rule train_segment:
         gpu=hardware.nodes * hardware.gpus_per_node,
         gpu_model=hardware.gpu_type or None,
         nodes=hardware.nodes,
-        mem_mb=200_000 if hardware.gpus_per_node else 4000,
+        # On several nodes the job's shell runs once, on the first, and starts the others by srun.
+        mpi="srun" if hardware.nodes > 1 else None,
+        tasks=hardware.nodes if hardware.nodes > 1 else None,
+        tasks_per_gpu=-1 if hardware.nodes > 1 else None,
+        mem_mb=1000 * plan.training_memory_gb(settings),
         runtime=round(60 * hardware.train_hours),
     params:
         data=dataset_folder,
         resumed_step=resumed_step,
+        cpus=cpus_per_node,
         free=(
             f"--micro-batch {train.micro_batch} --save-every {train.save_every}"
             f" --log-every {train.log_every} --workers {train.workers}"
             f" --validate-every {settings.validation.every}"
-            f" --nodes {hardware.nodes} --gpus-per-node {hardware.gpus_per_node}"
+            f" --engine {engine} --nodes {hardware.nodes} --processes {per_node}"
+            f" --gpus-per-node {hardware.gpus_per_node}"
+            f" --compile {settings.model.compile} --recompute {settings.model.recompute}"
         ),
+    # exec: a request to stop reaches the trainer, no shell between dies of it.
     shell:
-        "python -m gc25d.steps.train --settings {input.settings:q} --binding {input.binding:q}"
+        "exec python -m gc25d.steps.train --settings {input.settings:q} --binding {input.binding:q}"
         " --data {params.data:q} --until {wildcards.step}"
-        " --resumed-step {params.resumed_step} {params.free}"
+        " --resumed-step {params.resumed_step} --cpus-per-node {params.cpus} {params.free}"
         " --weights {output.weights:q} --probe {output.probe:q}"
         " --done {output.done:q} --log {log:q}"

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "workflow_scripts/gc25d"
 LAYERS = (
     (
         "errors",
+        "cells",
         "shapes",
         "settings",
         "settings_base",
@@ -19,6 +20,7 @@ LAYERS = (
         "tensors",
         "devices_claim",
         "step_settings",
+        "processes",
         "plan",
         "settings_docs",
     ),
@@ -34,11 +36,13 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 NO_TORCH = (
     "errors",
+    "cells",
     "settings",
     "settings_base",
     "settings_training",
     "records",
     "step_settings",
+    "processes",
     "plan",
     "settings_docs",
 )

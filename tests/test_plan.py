@@ -8,7 +8,7 @@ from gc25d import plan
 from gc25d.errors import UserError
 from gc25d.records import read_json, write_json
 from gc25d.settings import Settings
-from gc25d.step_settings import buried_clips
+from gc25d.step_settings import buried_clips, step_json, step_settings
 
 
 def settings(**changes: object) -> Settings:
@@ -51,6 +51,26 @@ def test_settings_files_are_written_only_when_they_change(
     plan.write_settings_files(settings(prep={"limit": 5}))
     changed = {path for path, time in written.items() if path.stat().st_mtime_ns != time}
     assert changed == {tmp_path / "data/gc25d_v10/settings/index.json"}
+
+
+def test_a_data_set_may_use_the_runs_of_another_prepared_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mini = {"dataset": "mini", "prep": {"runs_of": "full", "limit": 5}}
+    plan.write_settings_files(settings(**mini))
+    assert (tmp_path / "data/full/settings/prep.json").exists()
+    assert {path.name for path in (tmp_path / "data/mini/settings").iterdir()} == {
+        "text.json",
+        "index.json",
+    }
+    before = (tmp_path / "data/full/settings/prep.json").read_text()
+    other = {"geometry": {"frames": 5}, **mini}
+    with pytest.raises(UserError, match=r"runs_of is full, .* geometry.*data/full/settings/prep"):
+        plan.write_settings_files(settings(**other))
+    assert (tmp_path / "data/full/settings/prep.json").read_text() == before
+    plan.write_settings_files(settings(dataset="full", geometry={"frames": 5}))
+    plan.write_settings_files(settings(**other))
 
 
 def test_a_bound_run_refuses_other_settings(
@@ -114,6 +134,36 @@ def test_a_buried_file_that_is_no_list_is_refused(
         buried_clips(settings(prep={"buried_file": str(path)}).prep)
 
 
+def test_clips_to_evaluate_may_stand_in_a_file(tmp_path: Path) -> None:
+    """In the file's order, behind those listed; the step's settings name no path."""
+    path = tmp_path / "clips.txt"
+    path.write_text("# the hard ones\nb__run-003__000081\na__run-003__000000  # fog\n")
+    evaluation = {"clips": ["c__run-003__000000"], "clips_file": str(path)}
+    asked = step_json(step_settings(settings(evaluation=evaluation), ())["eval"])["evaluation"]
+    clips = ["c__run-003__000000", "b__run-003__000081", "a__run-003__000000"]
+    assert asked["clips"] == clips
+    listed = step_settings(settings(evaluation={"clips": clips}), ())["eval"]
+    assert step_json(listed)["evaluation"] == asked
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("a__run-000__000000\na__run-000", r"clips_file .*clips.txt, line 2: 'a__run-000'"),
+        ("# none\n", "names no clip"),
+        (None, "clips.txt is not readable"),
+    ],
+)
+def test_a_file_of_clips_to_evaluate_that_is_no_list_is_refused(
+    tmp_path: Path, content: str | None, said: str
+) -> None:
+    path = tmp_path / "clips.txt"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match=said):
+        step_settings(settings(evaluation={"clips_file": str(path)}), ())
+
+
 def test_the_files_of_a_run_that_is_to_be_captured(tmp_path: Path) -> None:
     names = [path.name for path in plan.raw_files(settings(), tmp_path / "not/there")]
     assert sorted(names) == [
@@ -145,6 +195,23 @@ def test_a_working_snakemake_keeps_its_settings(
     with pytest.raises(UserError, match=r"with other settings \(train\)"):
         plan.write_settings_files(settings(train={"lr": 0.5}))
     assert read_json(Path("train/settings.json"))["train"]["lr"] == 0.003
+
+
+def test_code_edited_under_a_working_snakemake_disturbs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan.write_settings_files(settings())
+    before = read_json(Path("regression/settings.json"))
+    (tmp_path / ".snakemake/locks").mkdir(parents=True)
+    lock = tmp_path / ".snakemake/locks/0.input.lock"
+    lock.touch()
+    monkeypatch.setattr(plan, "code_digest", lambda: "of edited code")
+    plan.write_settings_files(settings())
+    assert read_json(Path("regression/settings.json")) == before
+    lock.unlink()
+    plan.write_settings_files(settings())
+    assert read_json(Path("regression/settings.json")) == before | {"code": "of edited code"}
 
 
 @pytest.mark.parametrize(
@@ -182,3 +249,13 @@ def test_another_cadence_trains_no_step_that_lies_behind(
         plan.weights_file(step).parent.mkdir(parents=True)
         plan.weights_file(step).touch()
     assert [plan.needed_before(step, 3) for step in (3, 6, 9)] == [0, 0, 6]
+
+
+def test_a_placed_state_is_where_the_chain_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_json(plan.PLACED, {"step": 5})
+    # 6 starts from the placed 5; 9 from 6; 3 lies behind it and is trained from the start.
+    assert [plan.needed_before(step, 3) for step in (3, 5, 6, 7, 9)] == [0, 0, 0, 6, 6]
+    assert [plan.resumed_step(step, 3) for step in (3, 5, 6, 7, 9)] == [0, 3, 5, 6, 6]

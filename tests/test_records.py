@@ -1,7 +1,9 @@
 """Small files: whole or not at all, strict, digested, locked."""
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,47 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
         write_half(path)
     assert records.read_json(path) == {"old": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_failed_stream_of_rows_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    records.write_jsonl(path, [{"a": 1}])
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        records.write_jsonl(path, [{"a": 2}, {"a": float("inf")}])
+    assert path.read_text() == '{"a": 1}\n'
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    path, other = tmp_path / "a", tmp_path / "a.b"
+    code = (
+        "import os, pathlib, sys\n"
+        "from gc25d.records import atomic_path\n"
+        "with atomic_path(pathlib.Path(sys.argv[1])) as temporary:\n"
+        "    temporary.write_text('half')\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    for target in (path, other):
+        assert subprocess.run([sys.executable, "-c", code, str(target)]).returncode == -9
+    (left,) = tmp_path.glob(".a.b.*.tmp")
+    assert len(list(tmp_path.iterdir())) == 2
+    records.write_text(path, "whole")
+    assert {p.name for p in tmp_path.iterdir()} == {"a", left.name}  # another target's stays
+
+
+def test_a_temporary_of_a_living_writer_stays_and_of_another_host_for_a_day(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    fresh, old = (tmp_path / f".a.00000000-1-{name}.tmp" for name in ("fresh", "old"))
+    for foreign, hours in ((fresh, 23), (old, 25)):
+        foreign.write_text("")
+        written = time.time() - hours * 3600
+        os.utime(foreign, (written, written))
+    with records.atomic_path(path) as mine:
+        mine.write_text("first")
+        records.write_text(path, "second")
+        assert mine.exists()
+    assert path.read_text() == "first"
+    assert {p.name for p in tmp_path.iterdir()} == {"a", fresh.name}
 
 
 def test_written_files_are_readable_by_all(tmp_path: Path) -> None:

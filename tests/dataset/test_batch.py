@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from gc25d.dataset.batch import collate
@@ -51,3 +52,22 @@ def test_a_batch_of_one_holds_its_sample_uncopied(data):
     assert torch.equal(batch.sem_ids[0], sample.sem_ids)
     assert batch.sem_ids.data_ptr() == sample.sem_ids.data_ptr()
     assert torch.equal(batch.latents[0], sample.input_latents)
+
+
+def test_prompt_lengths_stay_on_the_cpu(data):
+    clips = ClipDataset(data, "train")
+    moved = collate([clips.sample(0, 0)], clips.table).to("meta", torch.bfloat16)
+    assert moved.prompt_lengths.tolist() == [3, 2]
+    assert {t.device.type for t in (moved.latents, moved.prompts, moved.sem_ids)} == {"meta"}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_pinned_batches_are_equal(data):
+    clips = ClipDataset(data, "train")
+    batch = collate([clips.sample(0, 0)], clips.table)
+    pinned = batch.pin_memory()
+    assert pinned.latents.is_pinned()
+    assert pinned.sem_ids.is_pinned()
+    moved = pinned.to("cuda", torch.float32)
+    assert torch.equal(moved.latents.cpu(), batch.latents.float())
+    assert torch.equal(moved.sem_ids.cpu(), batch.sem_ids)

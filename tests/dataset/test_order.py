@@ -87,3 +87,92 @@ def test_a_batch_that_does_not_divide_is_refused(batch, accumulation):
 def test_steps_before_the_first_are_refused():
     with pytest.raises(ValueError, match="step is -1"):
         Schedule(8, 4, 1, 0).step(-1)
+
+
+def test_processes_take_slices_of_every_round():
+    """Order of 8: 0 1 | 3 7 and 5 2 | 6 4, a bar between the rounds of each step."""
+    schedule = Schedule(8, global_batch=4, grad_accum=2, seed=0)
+    assert [schedule.share(0, rank, 2) for rank in (0, 1)] == [(0, 3), (1, 7)]
+    assert [schedule.share(1, rank, 2) for rank in (0, 1)] == [(5, 6), (2, 4)]
+    assert schedule.share(1, 0, 1) == (5, 2, 6, 4)
+
+
+def test_more_processes_than_samples_in_a_round_share_the_whole_step():
+    schedule = Schedule(8, global_batch=4, grad_accum=2, seed=0)
+    assert [schedule.share(0, rank, 4) for rank in range(4)] == [(0,), (1,), (3,), (7,)]
+
+
+def test_a_long_round_is_cut_into_contiguous_slices():
+    """One round of 8 samples a step, 0 1 3 7 5 2 6 4."""
+    schedule = Schedule(8, global_batch=8, grad_accum=1, seed=0)
+    assert [schedule.share(0, rank, 2) for rank in (0, 1)] == [(0, 1, 3, 7), (5, 2, 6, 4)]
+
+
+def test_four_processes_on_the_mini_set():
+    schedule = Schedule(100, global_batch=8, grad_accum=2, seed=3)
+    order = epoch_order(3, 1, 100).tolist()
+    taken = [[schedule.share(13 + s, rank, 4) for s in range(13)] for rank in range(4)]
+    for rank in range(4):
+        assert [len(share) for share in taken[rank]] == [2] * 12 + [1]  # 25 micro-batches of one
+        assert taken[rank][0] == (order[rank], order[4 + rank])
+        assert taken[rank][11] == (order[88 + rank], order[92 + rank])
+        assert taken[rank][12] == (order[96 + rank],)
+
+
+def test_eight_processes_on_the_full_set():
+    schedule = Schedule(11_955, global_batch=16, grad_accum=2, seed=0)
+    sizes = [len(schedule.share(s, 7, 8)) for s in range(747)]
+    assert sizes == [2] * 747
+    assert sum(sizes) == 1_494
+    assert schedule.legal_world_sizes == (1, 2, 4, 8, 16)
+
+
+@pytest.mark.parametrize(
+    ("n", "legal"),
+    [
+        (12, (1, 2, 4)),  # 3 rounds of 4: the second step has 4 samples, not 8
+        (16, (1, 2, 4, 8)),  # 4 rounds: every step has 8
+        (23, (1, 2, 4)),  # 5 rounds, 3 samples left out
+    ],
+)
+def test_legal_numbers_of_processes_divide_the_last_step_too(n, legal):
+    assert Schedule(n, global_batch=8, grad_accum=2, seed=0).legal_world_sizes == legal
+
+
+def test_rounds_of_an_odd_size_are_shared_as_a_step_by_an_even_number():
+    """Rounds of 3, steps of 6: two processes take three samples each, three take one a round."""
+    schedule = Schedule(12, global_batch=6, grad_accum=2, seed=5)
+    order = epoch_order(5, 0, 12).tolist()
+    assert schedule.legal_world_sizes == (1, 2, 3, 6)
+    assert schedule.share(1, 1, 2) == (order[9], order[10], order[11])
+    assert schedule.share(1, 1, 3) == (order[7], order[10])
+
+
+def test_another_number_of_processes_is_refused():
+    schedule = Schedule(100, global_batch=8, grad_accum=2, seed=0)
+    with pytest.raises(UserError, match=r"^8 processes .*batch 8 in rounds of 4 .*use 1, 2, 4$"):
+        schedule.share(0, 0, 8)
+    with pytest.raises(ValueError, match=r"rank is 4, expected 0\.\.3"):
+        schedule.share(0, 4, 4)
+
+
+@given(
+    rounds=st.integers(1, 30),
+    grad_accum=st.integers(1, 4),
+    round_size=st.integers(1, 8),
+    data=st.data(),
+)
+def test_any_legal_number_of_processes_forms_the_same_steps(rounds, grad_accum, round_size, data):
+    schedule = Schedule(rounds * round_size, round_size * grad_accum, grad_accum, 0)
+    world_size = data.draw(st.sampled_from(schedule.legal_world_sizes))
+    step = data.draw(st.integers(0, 2 * schedule.steps_per_epoch))
+    shares = [schedule.share(step, rank, world_size) for rank in range(world_size)]
+    assert len({len(share) for share in shares}) == 1
+    together = sorted(index for share in shares for index in share)
+    assert together == sorted(schedule.step(step).indices)
+
+
+def test_an_order_is_shared_and_cannot_be_changed():
+    assert epoch_order(0, 0, 50) is epoch_order(0, 0, 50)
+    with pytest.raises(ValueError, match="read-only"):
+        epoch_order(0, 0, 50)[0] = 1

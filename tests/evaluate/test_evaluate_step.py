@@ -8,16 +8,21 @@ import torch
 from PIL import Image
 
 from gc25d.capture.format import ClipTable, RawClip, RunMeta, Skeletons, write_run
+from gc25d.dataset.clips import ClipDataset
 from gc25d.errors import UserError
 from gc25d.evaluate import clips as clips_module
 from gc25d.evaluate.metrics import score_clip
 from gc25d.evaluate.panels import GAP, LABEL_HEIGHT, video_shape
+from gc25d.evaluate.rollout import roll_out
+from gc25d.evaluate.sample import Plan, sample, starting_noise
 from gc25d.evaluate.truth import recorded_frames
+from gc25d.export.read import load_model
+from gc25d.model.causal import CausalWanModel
 from gc25d.model.zoo import build_model, wan_config
 from gc25d.prep.codec import codec_for
 from gc25d.prep.store import read_tensor
 from gc25d.records import digest_file, read_json, write_json
-from gc25d.regression.fixtures import randomise
+from gc25d.regression.weights import randomise
 from gc25d.settings import Settings
 from gc25d.step_settings import step_json, step_settings
 from gc25d.steps import build_index, encode_text, evaluate, plot_overlay, prep_run
@@ -26,6 +31,7 @@ from gc25d.tensors import write_tensors
 GEOMETRY = {"frames": 5, "height": 32, "width": 64}
 RUNS = ("hall__run-0", "hall__run-1", "yard__run-0")
 FIRST = "hall__run-1__000000"
+CPU = torch.device("cpu")
 
 
 def write_raw(folder, seed: int) -> None:
@@ -94,7 +100,7 @@ def root(tmp_path_factory):
             ready=root / "data/READY",
         )
     )
-    model = build_model(wan_config("tiny", "parts", 16, 24), 0)
+    model = build_model(wan_config("tiny", "parts", 16), 0)
     randomise(model, 0)
     weights = {name: p.detach().to(torch.bfloat16) for name, p in model.named_parameters()}
     fingerprint = read_json(root / "data/READY")["fingerprint"]
@@ -227,6 +233,24 @@ def test_what_the_model_is_given(root):
     assert (given.sem_ids[0, :, 16:] == 1).all()
 
 
+def test_a_causal_model_is_rolled_out(root):
+    wan = load_model(root / "step-7.safetensors", CPU)
+    model = CausalWanModel(wan.config, 1)
+    model.load_state_dict(wan.state_dict())
+    dataset, codec, plan = ClipDataset(root / "data", "val"), codec_for("dct", ""), Plan(3, 5.0)
+    evaluator = clips_module.Evaluator(
+        model, codec, dataset, root / "raw", plan, sem_mode="cond", seed=0, device=CPU, threads=1
+    )
+    said: list[str] = []
+    (clip,) = evaluator.run([FIRST], said.append)
+    given = clips_module.conditions_of([dataset.clip(FIRST)], dataset.table, "cond", CPU)
+    start = starting_noise(0, [FIRST], (48, 2, 2, 4))
+    expected = codec.decode(roll_out(model, given, start, plan)[0])
+    assert np.array_equal(clip.generated, expected)
+    assert not np.array_equal(clip.generated, codec.decode(sample(wan, given, start, plan)[0]))
+    assert said[-1].endswith("step 6/6")  # two chunks
+
+
 @pytest.mark.parametrize(
     ("count", "tokens", "sizes"),
     [(3, 10, [3]), (5, 4096, [2, 2, 1]), (2, 8190, [1, 1]), (1, 20000, [1])],
@@ -257,7 +281,7 @@ def test_other_geometry_and_missing_captures_are_errors(root, tmp_path):
 
 
 def test_weights_of_other_data_are_said_aloud(root, tmp_path, caplog):
-    model = build_model(wan_config("tiny", "parts", 16, 24), 0)
+    model = build_model(wan_config("tiny", "parts", 16), 0)
     weights = {name: p.detach().to(torch.bfloat16) for name, p in model.named_parameters()}
     asked = arguments(root, tmp_path, clips=[FIRST])
     asked.weights, asked.scores = tmp_path / "w.safetensors", None

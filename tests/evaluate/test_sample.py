@@ -158,7 +158,7 @@ def test_noise_depends_on_seed_and_clip_alone():
 
 
 def test_a_batch_equals_its_clips_one_by_one():
-    model = build_model(wan_config("tiny", "parts", text_dim=16, text_len=8), 0, zero_head=False)
+    model = build_model(wan_config("tiny", "parts", text_dim=16), 0, zero_head=False)
     given, start, plan = conditions(), noise(), Plan(3, 5.0, cfg=2.0, sem_cfg=2.0)
     together = sample(model, given, start, plan)
     for b in range(B):
@@ -175,7 +175,7 @@ def test_a_batch_equals_its_clips_one_by_one():
 
 
 def test_a_low_precision_model_keeps_latents_in_float32():
-    model = build_model(wan_config("tiny", "parts", text_dim=16, text_len=8), 0, zero_head=False)
+    model = build_model(wan_config("tiny", "parts", text_dim=16), 0, zero_head=False)
     plan = Plan(4, 5.0)
     exact = sample(model, conditions(), noise(), plan)
     rough = sample(model.to(torch.bfloat16), conditions(), noise(), plan)

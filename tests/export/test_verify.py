@@ -18,7 +18,7 @@ from gc25d.step_settings import TrainStep
 from gc25d.tensors import digest_tensors, write_tensors
 from gc25d.train.probe import probe
 
-CONFIG = wan_config("tiny", "parts", 8, 16)
+CONFIG = wan_config("tiny", "parts", 8)
 SETTINGS = TrainStep.model_validate(
     {
         "geometry": {"frames": 9, "height": 64, "width": 64},

@@ -7,7 +7,8 @@ import torch
 
 from gc25d.dataset.batch import Batch
 from gc25d.methods.base import TOTAL_LOSS
-from gc25d.methods.finetune import FinetuneMethod, OptimizerConfig
+from gc25d.methods.finetune import FinetuneMethod
+from gc25d.methods.roles import OptimizerConfig
 from gc25d.model.zoo import build_model, wan_config
 
 B, F, H, W = 3, 2, 4, 4
@@ -36,7 +37,7 @@ def batch(indices: list[int], epoch: int = 0) -> Batch:
 
 def method(seed: int = 0) -> FinetuneMethod:
     torch.manual_seed(0)
-    model = build_model(wan_config("tiny", "parts", 16, 8), seed=1, zero_head=False)
+    model = build_model(wan_config("tiny", "parts", 16), seed=1, zero_head=False)
     return FinetuneMethod(
         model, seed=seed, optimizer=OptimizerConfig(lr=1e-3, cond_lr=2e-3, warmup_steps=4)
     )

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from gc25d.model.causal import CausalWanModel
 from gc25d.model.config import WanConfig
 from gc25d.model.zoo import build_model
 
@@ -14,7 +15,6 @@ SMALL = WanConfig(
     num_heads=2,
     num_layers=2,
     text_dim=20,
-    text_len=24,
     vocab="parts",
     cond_dim=16,
     in_channels=8,
@@ -64,3 +64,30 @@ def inputs():
         "context_ids": torch.tensor([[0, 0, 1], [3, 2, 0]]),
         "sem_ids": classes[torch.randint(0, 12, (2, 9, 64, 96), generator=generator)],
     }
+
+
+@pytest.fixture
+def clip(inputs):
+    """As `inputs`, with five latent frames, each at its own timestep."""
+    generator = torch.Generator().manual_seed(6)
+    timestep = 1000 * torch.rand(2, 5, generator=generator)
+    timestep[:, 0] = 0
+    sem_ids = torch.randint(0, 7, (2, 17, 64, 96), generator=generator)
+    return inputs | {
+        "latents": torch.randn(2, 8, 5, 4, 6, generator=generator),
+        "timestep": timestep,
+        "context_ids": torch.tensor([[0, 0, 1, 2, 2], [3, 2, 0, 1, 0]]),
+        "sem_ids": sem_ids.to(torch.uint8),
+    }
+
+
+@pytest.fixture
+def causal(small_model):
+    """Makes `small_model` block-causal with chunks of so many latent frames."""
+
+    def build(chunk_frames):
+        model = CausalWanModel(small_model.config, chunk_frames)
+        model.load_state_dict(small_model.state_dict(), strict=True)
+        return model
+
+    return build

@@ -1,5 +1,6 @@
 """Same weights, same answers as diffusers' transformer, which supports a timestep per token."""
 
+import copy
 import warnings
 
 import pytest
@@ -52,3 +53,40 @@ def test_forward_and_every_gradient_agree(base_model, peer, inputs, chosen):
         assert grad.norm() > 0, name
         assert (parameter.grad - grad).norm() <= 1e-4 * grad.norm(), name
     assert not expected
+
+
+def test_with_the_condition_every_gradient_agrees(small_model, peer, inputs):
+    """diffusers' patches gain ours at the hook; its own autograd then reaches the condition."""
+    inputs["context_ids"] = torch.tensor([0, 3])[:, None].expand(2, 3)
+    condition = copy.deepcopy(small_model.gc_sem_cond)
+
+    def add(module, arguments, patches):
+        added = condition(inputs["sem_ids"])
+        return patches + added.transpose(1, 2).reshape(patches.shape)
+
+    peer.patch_embedding.register_forward_hook(add)
+    ours, theirs = small_model(**inputs).prediction, run_peer(peer, inputs)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    for prediction in (ours, theirs):
+        prediction.square().mean().backward()
+    expected = {name: p.grad for name, p in peer.named_parameters()}
+    expected |= {f"gc_sem_cond.{name}": p.grad for name, p in condition.named_parameters()}
+    for name, parameter in small_model.named_parameters():
+        grad = expected.pop(to_diffusers(name))
+        assert grad.norm() > 0, name
+        assert (parameter.grad - grad).norm() <= 1e-4 * grad.norm(), name
+    assert not expected
+
+
+def test_a_condition_that_starts_at_zero_changes_no_bit(small_model, base_model, inputs):
+    with torch.no_grad():
+        for parameter in small_model.gc_sem_cond.proj_out.parameters():
+            parameter.zero_()
+    predictions = [model(**inputs).prediction for model in (small_model, base_model)]
+    for prediction in predictions:
+        prediction.square().mean().backward()
+    assert torch.equal(*predictions)
+    grads = {name: parameter.grad for name, parameter in small_model.named_parameters()}
+    for name, parameter in base_model.named_parameters():
+        assert torch.equal(grads[name], parameter.grad), name
+    assert grads["gc_sem_cond.proj_out.weight"].any()  # from where it learns

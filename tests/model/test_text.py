@@ -85,3 +85,19 @@ def test_a_full_prompt_has_no_padding_key():
 def test_a_prompt_longer_than_its_rows_is_refused():
     with pytest.raises(UserError, match="9 tokens but 8 rows"):
         cut_prompts(torch.zeros(1, 8, 4), torch.tensor([9]))
+
+
+@pytest.mark.parametrize("lengths", [[16, 16, 16], [3, 16, 9]])
+def test_a_prompt_for_each_frame_is_picked_once(base_model, lengths):
+    """As many prompts as frames, in another order: equal to plain masked attention over them."""
+    attention = base_model.blocks[0].cross_attn
+    generator = torch.Generator().manual_seed(4)
+    prompts = torch.randn(3, 16, 20, generator=generator)
+    prompts *= (torch.arange(16) < torch.tensor(lengths)[:, None])[..., None]
+    ids = torch.tensor([[2, 0, 1]])
+    tokens = torch.randn(1, 18, 48, generator=generator)
+    context = base_model.embed_text(prompts, torch.tensor(lengths), ids)
+    assert context.chosen is None
+    assert (context.bias is None) == (min(lengths) == 16)
+    plain = plain_cross_attention(attention, tokens, base_model.text_embedding(prompts), ids)
+    torch.testing.assert_close(attention(tokens, context), plain, rtol=0, atol=1e-5)

@@ -69,6 +69,8 @@ def test_bfloat16_weights_and_autocast_stay_near_fp32(small_model, inputs):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at it while tracing
+# torch.compile makes an instance of an autograd function, and torch deprecates that.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_blocks_compile_whole(small_model, inputs):
     """No Python that depends on data, no device read: a block is one graph."""
     expected = small_model(**inputs).prediction

@@ -1,15 +1,21 @@
 import json
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from gc25d.errors import UserError
+from gc25d.model.config import WanConfig
 from gc25d.model.names import to_diffusers, to_native
 from gc25d.model.shards import save_diffusers, save_native_shards
+from gc25d.model.start import model_from_tensors, starting_model
 from gc25d.model.weights import load_base, load_tensors
 from gc25d.model.zoo import build_model
+from gc25d.tensors import write_tensors
 
 INDEX = "diffusion_pytorch_model.safetensors.index.json"
 
@@ -168,3 +174,67 @@ def test_writing_again_leaves_no_stale_shards(tmp_path, small_model, base_model,
     model = build_model(small_config, 0)
     load_base(model, tmp_path)
     assert_equal(model, base_model.state_dict(), skip=["gc_sem_cond."])
+
+
+def test_a_start_from_base_weights_draws_only_the_condition(tmp_path, base_model, small_config):
+    save_shards(base_model, small_config, tmp_path / "base")
+    first, again, other = (
+        starting_model(small_config, seed, str(tmp_path / "base"), "") for seed in (5, 5, 6)
+    )
+    assert_equal(first, base_model.state_dict(), skip=["gc_sem_cond."])
+    assert_equal(first, again.state_dict())
+    condition, others = first.gc_sem_cond, other.gc_sem_cond
+    assert not torch.equal(condition.proj_mid.weight, others.proj_mid.weight)
+    bound = (6 / (16 + 16)) ** 0.5  # Glorot's, of a 16 x 16 matrix
+    assert 0.9 * bound < condition.proj_mid.weight.abs().max() <= bound
+    for neutral in (condition.proj_out.weight, condition.proj_out.bias, condition.proj_in.bias):
+        assert not neutral.any()
+
+
+def test_a_warm_start_holds_everything(tmp_path, small_model, small_config):
+    file = tmp_path / "warm.safetensors"
+    write_tensors(file, small_model.state_dict(), {"vocab": "parts"})
+    model = starting_model(small_config, 5, "not read", str(file))
+    assert_equal(model, small_model.state_dict())
+    for vocab, message in ((None, "names no vocab"), ("ids", "its vocab is ids")):
+        write_tensors(file, small_model.state_dict(), {"vocab": vocab} if vocab else {})
+        with pytest.raises(UserError, match=message):
+            starting_model(small_config, 5, "", str(file))
+
+
+def test_a_frozen_copy_shares_no_memory(small_model, small_config):
+    frozen = model_from_tensors(small_config, small_model.state_dict(), torch.device("cpu"))
+    assert_equal(frozen, small_model.state_dict())
+    with torch.no_grad():
+        small_model.head.head.weight.add_(1)
+    assert not torch.equal(frozen.head.head.weight, small_model.head.head.weight)
+    assert not any(p.requires_grad for p in frozen.parameters())
+
+
+LOADER = """
+import sys
+from gc25d.model.config import WanConfig
+from gc25d.model.start import starting_model
+
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+before = peak()
+starting_model(WanConfig(*map(int, sys.argv[2:]), text_dim=64), 0, sys.argv[1], "")
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_loading_takes_the_model_and_one_mapped_shard(tmp_path):
+    """161 MB of fp32 files into a model of 161 MB: the files are never held as a whole too."""
+    sizes = (512, 2048, 8, 9)
+    config = WanConfig(*sizes, text_dim=64)
+    model = build_model(config, 0)
+    save_shards(model, config, tmp_path, shard_bytes=20_000_000)
+    size = sum(4 * p.numel() for p in model.parameters())
+    assert sum(p.stat().st_size for p in tmp_path.glob("*.safetensors")) > size
+    command = [sys.executable, "-c", LOADER, tmp_path, *sizes]
+    done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+    assert 0.9 * size < int(done.stdout) < 1.5 * size

@@ -1,13 +1,23 @@
-"""A raw run written by hand: a few frames, an analytic camera, one character."""
+"""Raw runs written by hand: a few frames, an analytic camera, one character; sound and damaged."""
 
+import io
+import json
 import math
+import tarfile
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gc25d.capture.format import ClipTable, RawClip, RunMeta, Skeletons, write_run
+from gc25d.dataset.clips import ClipDataset
+from gc25d.errors import UserError
 from gc25d.geometry.camera import look, perspective, rotator_axes
+from gc25d.records import write_json
+from gc25d.steps import build_index, encode_text, prep_run
 
 WIDTH, HEIGHT, FRAMES = 80, 48, 12
 
@@ -54,3 +64,108 @@ def write_raw(run_dir: Path, seed: int = 0, prompts: dict[str, str] | None = Non
 def raw_run():
     """Writes a raw run into a folder: `raw_run(folder, seed, prompts)`."""
     return write_raw
+
+
+Frames = list[tuple[str, bytes]]
+GEOMETRY = {"frames": 5, "height": 32, "width": 32}
+RUNS = BAD, GOOD, VAL = tuple(f"maze__run-{number:03d}" for number in range(3))
+
+
+@dataclass(frozen=True)
+class RawFolder:
+    """A raw run, to be damaged."""
+
+    path: Path
+
+    def members(self, name: str) -> Frames:
+        with tarfile.open(self.path / name) as tar:
+            return [(info.name, tar.extractfile(info).read()) for info in tar]
+
+    def write_members(self, name: str, content: Frames) -> None:
+        with tarfile.open(self.path / name, "w") as tar:
+            for member, data in content:
+                info = tarfile.TarInfo(member)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+
+    def change_frame(self, frame: int, change: Callable[[bytes], bytes]) -> None:
+        content = self.members("frames.tar")
+        content[frame] = (content[frame][0], change(content[frame][1]))
+        self.write_members("frames.tar", content)
+
+    def change_cameras(self, change: Callable[[np.ndarray], np.ndarray]) -> None:
+        with np.load(self.path / "cameras.npz") as archive:
+            cameras = archive["world_to_clip"].copy()
+        np.savez(self.path / "cameras.npz", world_to_clip=change(cameras))
+
+    def change_clips(self, change: Callable[[list[dict]], list[dict]]) -> None:
+        table = json.loads((self.path / "clips_5.json").read_text())
+        table["clips"] = change(table["clips"])
+        (self.path / "clips_5.json").write_text(json.dumps(table))
+
+
+@dataclass(frozen=True)
+class Captures:
+    """Three raw runs of two clips each, the first one damaged, and the data built of them."""
+
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "data"
+
+    def build(self, change: Callable[[RawFolder], None], strict: bool = False) -> Path:
+        """Write the runs, change the first, build; returns the data folder."""
+        root = self.root
+        text = {"encoder": "bytes", "dir": "", "length": 16, "dim": 8}
+        write_json(root / "prep.json", {"geometry": GEOMETRY, "codec": "dct", "codec_dir": ""})
+        write_json(root / "text.json", {"text": text})
+        rows = []
+        for seed, run in enumerate(RUNS):
+            folder = write_raw(self.folder / "raw/maze" / run.removeprefix("maze__"), seed)
+            if run == BAD:
+                change(RawFolder(folder))
+            rows.append(root / f"index/runs/{run}.jsonl")
+            tensors = {name: root / f"{name}/{run}.safetensors" for name in ("latents", "ids")}
+            whose = {"run_id": run, "raw": folder, "workers": 0}
+            prep_run.main(Namespace(settings=root / "prep.json", rows=rows[-1], **whose, **tensors))
+        table = root / "text/table.safetensors"
+        encode_text.main(Namespace(settings=root / "text.json", rows=rows, out=table))
+        self.join(rows, strict)
+        return root
+
+    def join(self, rows: list[Path], strict: bool, buried: tuple[str, ...] = ()) -> None:
+        root = self.root
+        index = {"val_runs": [VAL], "buried": buried, "limit": 0, "limit_seed": 0, "strict": strict}
+        batch = {"global_batch": 2, "grad_accum": 1}
+        write_json(root / "index.json", {"geometry": GEOMETRY, **index, **batch})
+        build_index.main(
+            Namespace(
+                settings=root / "index.json", rows=rows, table=root / "text/table.safetensors",
+                root=root, clips=root / "index/clips.jsonl", ready=root / "READY",
+            )
+        )  # fmt: skip
+
+    def usable(self) -> list[str]:
+        splits = (ClipDataset(self.root, "train"), ClipDataset(self.root, "val"))
+        return [data.sample(0, i).clip_id for data in splits for i in range(len(data))]
+
+    def others(self, *names: str) -> list[str]:
+        """All clips of the set but these, as `usable` lists them."""
+        every = [f"{run}__{start:06d}" for run in RUNS for start in (0, 5)]
+        return [name for name in every if name not in names]
+
+    def rejoin_strictly(self) -> str:
+        """What strict says of a set that was built without it."""
+        for name in ("READY", "index/clips.jsonl"):
+            (self.root / name).unlink()
+        with pytest.raises(UserError) as refused:
+            self.join(sorted((self.root / "index/runs").iterdir()), strict=True)
+        assert not (self.root / "READY").exists()
+        return str(refused.value)
+
+
+@pytest.fixture
+def captures(tmp_path):
+    """Builds three runs whose first was damaged."""
+    return Captures(tmp_path)

@@ -13,6 +13,7 @@ from gc25d.prep.index import (
     failed_runs,
     fingerprint,
 )
+from gc25d.records import digest_json
 
 SHAPE = (5, 32, 32)
 GEOMETRY = {"frames": 5, "height": 32, "width": 32}
@@ -158,6 +159,9 @@ def test_prompts_are_collected_and_contradictions_named():
 def test_fingerprint_is_of_the_content_only():
     index = build_rows(rows(), choice(), SHAPE)
     base = fingerprint(index, GEOMETRY, "T")
+    counted = ("clip_id", "split", "drop", "text_keys", "digests", "ground_z")
+    clips = [{key: row[key] for key in counted} for row in index]
+    assert base == digest_json({"geometry": GEOMETRY, "text": "T", "clips": clips})
     moved = [r | {"paths": {"latents": "x", "ids": "y"}, "reason": "elsewhere"} for r in index]
     assert fingerprint(moved, GEOMETRY, "T") == base
     changes = [

@@ -1,9 +1,11 @@
 """The three steps from raw runs to READY, as the pipeline calls them."""
 
 import json
+import shutil
 import sys
 
 import pytest
+import torch
 
 from gc25d.dataset.clips import ClipDataset
 from gc25d.steps import build_index, cli, encode_text, prep_run
@@ -84,6 +86,23 @@ def test_a_limit_keeps_as_many_of_each_split(build):
     counts = json.loads((root / "READY").read_text())["counts"]
     assert (counts["train"], counts["val"], counts["usable"]) == (1, 1, 2)
     assert [len(ClipDataset(root, split)) for split in ("train", "val")] == [1, 1]
+
+
+def test_a_data_set_that_shares_another_s_runs_reads_them_there(build, tmp_path, monkeypatch):
+    full, mini = build("full"), tmp_path / "mini"
+    shutil.copytree(full / "text", mini / "text")
+    call(
+        monkeypatch, build_index, settings=full / "index.json",
+        rows=sorted((full / "index/runs").iterdir()), table=mini / "text/table.safetensors",
+        root=mini, clips=mini / "index/clips.jsonl", ready=mini / "READY",
+    )  # fmt: skip
+    assert {path.name for path in mini.iterdir()} == {"text", "index", "READY"}
+    assert (mini / "READY").read_text() == (full / "READY").read_text()
+    shared, own = ClipDataset(mini, "train"), ClipDataset(full, "train")
+    assert shared.rows[0].latents == "../full/latents/maze__run-000.safetensors"
+    assert own.rows[0].latents == "latents/maze__run-000.safetensors"
+    assert torch.equal(shared.sample(0, 3).input_latents, own.sample(0, 3).input_latents)
+    assert torch.equal(shared.sample(0, 3).sem_ids, own.sample(0, 3).sem_ids)
 
 
 def test_the_fingerprint_does_not_depend_on_folders(build):

@@ -55,6 +55,31 @@ def test_workers_read_what_one_process_reads_in_order(long_run, workers):
     assert not np.array_equal(found[0][1][0], found[1][1][0])  # neighbours are different clips
 
 
+@pytest.mark.parametrize("workers", [0, 3])
+def test_blocks_make_the_clip_that_one_reading_makes(long_run, workers):
+    """5 frames as 2 + 2 + 1; the clip at 8 lacks its last one, whose error is the same."""
+    run, clips = long_run
+    expected, found = collect(run, clips, 0), collect(replace(run, block=2), clips, workers)
+    for (row, data), (plain_row, plain) in zip(found, expected, strict=True):
+        assert row == plain_row
+        if plain is not None:
+            np.testing.assert_array_equal(data[0], plain[0])
+            np.testing.assert_array_equal(data[1], plain[1])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_of_several_faults_the_first_is_named(long_run, workers):
+    """Frames 2..3, 4..5 and 6 are the blocks; 3 lacks its picture, 5 and 6 their stencil."""
+    run, clips = long_run
+    for series, gone in ((run.frames, {3}), (run.stencil, {5, 6})):
+        for frame in gone:
+            del series.members[frame]
+    run = replace(run, block=2)
+    (row, _), *_ = collect(run, [clip for clip in clips if clip.start == 2], workers)
+    assert row["drop"]
+    assert "frame 3 (number 3) is missing in frames.tar" in row["reason"]
+
+
 def test_a_run_is_the_same_with_and_without_workers(tmp_path, raw_run):
     run_dir = raw_run(tmp_path / "raw")
     plain, ahead = (
@@ -65,20 +90,21 @@ def test_a_run_is_the_same_with_and_without_workers(tmp_path, raw_run):
     assert plain.ids.keys() == ahead.ids.keys()
 
 
-def test_a_buffer_is_not_touched_before_its_release(long_run):
-    """One worker, two buffers: with none released, the third clip does not come."""
+def test_memory_is_not_touched_before_its_release(long_run):
+    """One worker, three places: with none released, the fourth clip does not come."""
     run, clips = long_run
-    stream = readings(run, clips, 1)
-    first, second = next(stream), next(stream)
-    before = first.frames.copy(), second.frames.copy()
+    stream = readings(run, clips[:3] + clips[4:], 1)
+    first, *others = (next(stream) for _ in range(3))
+    before = [reading.frames.copy() for reading in (first, *others)]
     timer = threading.Timer(0.3, first.release)
     started = time.monotonic()
     timer.start()
-    third = next(stream)
+    fourth = next(stream)
     assert time.monotonic() - started >= 0.3
-    np.testing.assert_array_equal(second.frames, before[1])
-    assert np.shares_memory(third.frames, first.frames)
-    assert not np.array_equal(third.frames, before[0])
+    for reading, frames in zip(others, before[1:], strict=True):
+        np.testing.assert_array_equal(reading.frames, frames)
+    assert np.shares_memory(fourth.frames, first.frames)
+    assert not np.array_equal(fourth.frames, before[0])
     stream.close()
 
 
@@ -104,7 +130,7 @@ def test_a_killed_worker_is_an_error_that_says_what_to_do(long_run):
 def test_a_fault_of_the_program_comes_back_with_its_traceback(long_run):
     run, clips = long_run
     broken = replace(run, meta=None)
-    with pytest.raises(RuntimeError, match=r"(?s)read\.py.*AttributeError.*ground_z"):
+    with pytest.raises(RuntimeError, match=r"(?s)read\.py.*AttributeError.*width"):
         collect(broken, clips, 1)
 
 

@@ -20,10 +20,12 @@ from gc25d.regression.devices import KEYS, device_key, torch_device_for
         ("NVIDIA GB10", "GB10"),
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H100 PCIe", "H100"),
+        ("NVIDIA H100 NVL", "H100"),
         ("NVIDIA H200", "H200"),
         ("NVIDIA H200 NVL", "H200"),
         ("NVIDIA GH200 480GB", "GH200"),
         ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100-PCIE-40GB", "A100"),
         ("NVIDIA A10G", "A10G"),
         ("NVIDIA A10", "A10"),
         ("Tesla V100-SXM2-16GB", "V100"),
@@ -46,6 +48,11 @@ def test_names_as_drivers_give_them(name, key):
         ("NVIDIA GeForce RTX 4090", "GEFORCE-RTX-4090"),
         ("NVIDIA GeForce RTX 4090 D", "GEFORCE-RTX-4090-D"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-ADA-GENERATION"),
+        (
+            "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+            "RTX-PRO-6000-BLACKWELL-SERVER-EDITION",
+        ),
+        ("AMD Instinct MI300X", "AMD-INSTINCT-MI300X"),
         ("NVIDIA", "NVIDIA"),
         ("Some/../odd name", "SOME-ODD-NAME"),
     ],
@@ -53,6 +60,21 @@ def test_names_as_drivers_give_them(name, key):
 def test_unknown_names_get_a_key_of_their_own(name, key):
     assert device_key(name) == key
     assert key not in KEYS.values()
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "A100-SXM4-80GB-MIG-1G-10GB"),
+        ("NVIDIA A100-SXM4-80GB MIG 2g.20gb", "A100-SXM4-80GB-MIG-2G-20GB"),
+        ("NVIDIA H200 MIG 1g.18gb", "H200-MIG-1G-18GB"),
+        ("GRID A100-10C", "GRID-A100-10C"),
+        ("NVIDIA L40S-24Q", "L40S-24Q"),
+    ],
+)
+def test_a_share_of_a_gpu_is_not_the_gpu(name, key):
+    assert device_key(name) == key
+    assert device_key(key) == key
 
 
 @pytest.mark.parametrize("name", ["", "  ", "/..", "\n"])

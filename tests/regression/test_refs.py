@@ -122,6 +122,7 @@ def broken(change) -> str:
         broken(lambda c: c["cells"]["a"].update(norm=0)),
         broken(lambda c: c["cells"]["a"].update(norm="1")),
         broken(lambda c: c["cells"]["a"].update(norm=math.nan)),
+        broken(lambda c: c["cells"]["a"].update(norm=1)).replace('"norm": 1,', '"norm": 1e999,'),
         broken(lambda c: c["cells"]["a"].update(origin=None)),
         broken(lambda c: c["cells"].update(a=None)),
     ],
@@ -134,6 +135,12 @@ def test_a_damaged_file_is_an_error_and_never_overwritten(tmp_path, text):
     with pytest.raises(UserError, match=r"CPU\.json"):
         record(path, "CPU", {"a": reference()})
     assert path.read_text() == text
+
+
+def test_a_file_from_before_imports_were_possible_is_read(tmp_path):
+    path = tmp_path / "CPU.json"
+    path.write_text(broken(lambda c: c["cells"]["a"]["origin"].pop("source")))
+    assert read_refs(path, "CPU") == {"a": reference()}
 
 
 WRITER = """

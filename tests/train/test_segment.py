@@ -12,7 +12,8 @@ from gc25d.records import digest_file, read_csv, read_json, read_jsonl
 from gc25d.step_settings import TrainStep
 from gc25d.tensors import read_tensors
 from gc25d.train.history import record_event
-from gc25d.train.segment import Pace, SegmentFiles, Task, train_segment
+from gc25d.train.pace import Pace
+from gc25d.train.segment import SegmentFiles, Task, train_segment
 
 SETTINGS = TrainStep.model_validate(
     {
@@ -130,15 +131,15 @@ def test_damaged_states_are_passed_over_and_never_mean_a_new_start(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
-    newest = run / "states/step-0000007/model.safetensors"
+    (newest,) = (run / "states/step-0000007").glob("*.safetensors")
     newest.write_bytes(newest.read_bytes()[:-10])
     digest = train(small_dataset, run, 8)
-    assert "step-0000007 is damaged (model.safetensors has" in caplog.text
+    assert f"step-0000007 is damaged ({newest.name} has" in caplog.text
     assert digest == train(small_dataset, tmp_path / "fresh", 8)
     for manifest in (run / "states").glob("*/manifest.json"):
         manifest.unlink()
     kept = digest_file(run / "train_log.csv")
-    with pytest.raises(UserError, match="none of its 2 states is whole"):
+    with pytest.raises(UserError, match="none of the 2 states up to step 9 is whole"):
         train(small_dataset, run, 9)
     assert digest_file(run / "train_log.csv") == kept
 

@@ -246,7 +246,9 @@ def test_the_cluster_profile_asks_for_nodes_gpus_and_time(finished: Path, tmp_pa
     pytest.importorskip("snakemake_executor_plugin_slurm")
     cluster = "hardware={nodes: 2, gpus_per_node: 8, gpu_type: h200, train_hours: 6}"
     said = snakemake(
-        tmp_path, "-n", "--profile", str(ROOT / "profiles/slurm"), "sft_v10", "--config", cluster
+        tmp_path,
+        *("-n", "--profile", str(ROOT / "profiles/slurm"), "sft_v10"),
+        *("--config", cluster, "train={global_batch: 16}"),
     )
     assert said.returncode == 0, said.stdout
     (segment,) = [
@@ -255,4 +257,4 @@ def test_the_cluster_profile_asks_for_nodes_gpus_and_time(finished: Path, tmp_pa
         if part.startswith("train_segment") and "step=2" in part
     ]
     asked = segment.split("resources: ")[1].splitlines()[0].split(", ")
-    assert {"nodes=2", "gpu=8", "runtime=360"} <= set(asked), asked
+    assert {"nodes=2", "gpu=16", "runtime=360"} <= set(asked), asked

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from gc25d.errors import UserError
+from gc25d.processes import check_processes, choose_engine, processes_per_node
 from gc25d.records import digest_file, digest_json, holds_json, read_json, write_json
 from gc25d.settings import Settings
 from gc25d.step_settings import step_json, step_settings
@@ -20,6 +21,8 @@ from gc25d.step_settings import step_json, step_settings
 _TAR_PART = re.compile(r"(?:frames|stencil)-\d{1,6}\.tar")
 RUN_RECORD = Path("train/run.json")
 """What a run is bound to: its settings and the fingerprint of its data."""
+PLACED = Path("train/placed.json")
+"""The step at which a state of an older format was placed (gc25d.steps.place_state), if one was."""
 LOCKS = Path(".snakemake/locks")
 """Holds files while a snakemake works in this folder, and after one was killed."""
 GUARDED = ("model", "methods", "regression")
@@ -33,10 +36,12 @@ def load_settings(config: dict[str, Any]) -> Settings:
         UserError: one line per unknown or illegal value, with its key, the value and what is legal.
     """
     try:
-        return Settings.model_validate(config)
+        settings = Settings.model_validate(config)
     except ValidationError as error:
         lines = [_explain(dict(problem)) for problem in error.errors()]
         raise UserError("config: " + "\nconfig: ".join(lines)) from None
+    check_processes(settings.train, settings.hardware)
+    return settings
 
 
 def _explain(problem: dict[str, Any]) -> str:
@@ -69,6 +74,20 @@ def alternatives(names: Iterable[str]) -> str:
     return "|".join(re.escape(name) for name in names) or "(?!)"
 
 
+def training_processes(settings: Settings) -> tuple[str, int]:
+    """The training engine, and how many processes a node has."""
+    train, hardware = settings.train, settings.hardware
+    per_node = processes_per_node(hardware)
+    return choose_engine(train.engine, hardware.nodes * per_node), per_node
+
+
+def training_memory_gb(settings: Settings) -> int:
+    """Host memory of a training job on each node, GB."""
+    hardware = settings.hardware
+    usual = 200 if hardware.gpus_per_node else 4 * processes_per_node(hardware)
+    return hardware.train_memory_gb or usual
+
+
 def captured_root(settings: Settings) -> Path:
     """Where this pipeline's own captures lie: `<raw_root>/<source>`."""
     return Path(settings.raw_root) / settings.capture.source
@@ -82,6 +101,11 @@ def captured_scenes(settings: Settings) -> tuple[str, ...]:
 def dataset_root(settings: Settings) -> Path:
     """`<data_root>/<dataset>`."""
     return Path(settings.data_root) / settings.dataset
+
+
+def prepared_root(settings: Settings) -> Path:
+    """The data set that holds the prepared runs: this one, or that of `prep.runs_of`."""
+    return Path(settings.data_root) / (settings.prep.runs_of or settings.dataset)
 
 
 def raw_runs(settings: Settings) -> dict[str, Path]:
@@ -147,13 +171,26 @@ def weights_file(step: int) -> Path:
     return Path(f"train/step-{step}/weights.safetensors")
 
 
+def placed_step() -> int:
+    """The step at which this run took over a state of an older format; 0 when it started itself."""
+    return int(read_json(PLACED)["step"]) if PLACED.exists() else 0
+
+
+def resumed_step(step: int, every: int) -> int:
+    """The checkpoint, or the placed state, from which a segment that ends at `step` starts."""
+    placed = placed_step()
+    return max(checkpoint_before(step, every), placed if placed < step else 0)
+
+
 def needed_before(step: int, every: int) -> int:
     """The checkpoint that must be trained before `step`, 0 for none.
 
-    Where a later one already stands between the two (`checkpoint_every` was changed), training
-    goes on from there.
+    Where a later one already stands between the two (`checkpoint_every` was changed), or a placed
+    state lies behind it, training goes on from there.
     """
     before = checkpoint_before(step, every)
+    if before <= placed_step():
+        return 0
     between = any(weights_file(done).exists() for done in range(before + 1, step))
     return 0 if between and not weights_file(before).exists() else before
 
@@ -163,7 +200,7 @@ def settings_files(settings: Settings) -> dict[str, Path]:
     data = dataset_root(settings) / "settings"
     return {
         "capture": captured_root(settings) / "settings.json",
-        "prep": data / "prep.json",
+        "prep": prepared_root(settings) / "settings/prep.json",
         "text": data / "text.json",
         "index": data / "index.json",
         "train": Path("train/settings.json"),
@@ -173,7 +210,11 @@ def settings_files(settings: Settings) -> dict[str, Path]:
 
 
 def write_settings_files(settings: Settings) -> None:
-    """Write the steps' settings files whose content changed, after checking the run's binding."""
+    """Write the steps' settings files whose content changed, after checking the run's binding.
+
+    While a snakemake works here nothing is written, and other settings than its are refused. Edited
+    code alone is not: its jobs parse the rules too, and people edit while a run goes on.
+    """
     runs = tuple(raw_runs(settings))
     check_val_runs(settings.prep.val_runs, runs)
     contents = {name: step_json(step) for name, step in step_settings(settings, runs).items()}
@@ -183,13 +224,33 @@ def write_settings_files(settings: Settings) -> None:
         del contents["capture"]  # nothing is ever written below somebody else's captures
     files = settings_files(settings)
     changed = [name for name in contents if not holds_json(files[name], contents[name])]
-    if changed and any(LOCKS.glob("*")):
+    if "prep" in changed:
+        check_shared_runs(settings, files["prep"])
+    if any(LOCKS.glob("*")):
+        changed = [name for name in changed if name != "regression"]
+        if not changed:
+            return
         raise UserError(
             f"another snakemake works in this folder with other settings ({', '.join(changed)}): "
             "wait for it, or use --directory. If it was killed, delete .snakemake/locks"
         )
     for name in changed:
         write_json(files[name], contents[name])
+
+
+def check_shared_runs(settings: Settings, prepared: Path) -> None:
+    """Refuse to prepare another data set's runs anew with other settings than its own.
+
+    Raises:
+        UserError: `prep.runs_of` names a data set whose settings, in `prepared`, are others.
+    """
+    shared = settings.prep.runs_of
+    if shared not in ("", settings.dataset) and prepared.exists():
+        raise UserError(
+            f"prep.runs_of is {shared}, whose runs were prepared with another geometry, codec or "
+            f"version of prep than now asked for ({prepared}): use its settings, build {shared} "
+            "anew with these, or set prep.runs_of to ''"
+        )
 
 
 def check_val_runs(val_runs: Sequence[str], runs: Sequence[str]) -> None:

@@ -9,7 +9,10 @@ import hashlib
 import io
 import json
 import os
+import platform
+import re
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,15 +21,22 @@ from filelock import FileLock, Timeout
 
 from gc25d.errors import UserError
 
+_ABANDONED_S = 24 * 3600.0
+"""Age at which another host's temporary file counts as left behind."""
+
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; fsync and rename it into place on success.
 
-    On an exception the temporary file is removed and `path` stays as it was.
+    On an exception the temporary file is removed and `path` stays as it was. What a killed writer
+    of `path` left is removed by the next.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    for leftover in _leftovers(path):
+        leftover.unlink(missing_ok=True)
+    prefix = f".{path.name}.{_host()}-{os.getpid()}-"
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
     os.close(handle)
     temporary = Path(name)
     try:
@@ -37,6 +47,41 @@ def atomic_path(path: Path) -> Iterator[Path]:
         fsync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _leftovers(path: Path) -> list[Path]:
+    """Temporaries of `path` whose process on this host has ended, or a day without a write."""
+    named = re.compile(rf"\.{re.escape(path.name)}\.([0-9a-f]{{8}})-(\d+)-\w+\.tmp")
+    with os.scandir(path.parent) as entries:
+        found = [(entry, match) for entry in entries if (match := named.fullmatch(entry.name))]
+    return [
+        Path(entry.path)
+        for entry, match in found
+        if (match[1] == _host() and not _runs(int(match[2]))) or _unwritten_s(entry) > _ABANDONED_S
+    ]
+
+
+def _host() -> str:
+    """Eight hex digits that stand for this host."""
+    return digest_bytes(platform.node().encode())[:8]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def _unwritten_s(entry: os.DirEntry[str]) -> float:
+    """Seconds since the last write; 0 for a file that has just gone."""
+    try:
+        return time.time() - entry.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def fsync(path: Path) -> None:
@@ -88,8 +133,10 @@ def read_json(path: Path) -> Any:
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write one strict JSON object a line, atomically."""
-    write_text(path, "".join(to_json(row, indent=None) + "\n" for row in rows))
+    """Write one strict JSON object a line, atomically, holding one line at a time."""
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(to_json(row, indent=None) + "\n")
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
@@ -143,11 +190,14 @@ def digest_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def canonical_json(value: Any) -> bytes:
+    """Strict JSON without spaces, keys sorted."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
 def digest_json(value: Any) -> str:
-    """SHA-256 of a value's canonical JSON (sorted keys)."""
-    return digest_bytes(
-        json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-    )
+    """SHA-256 of a value's canonical JSON."""
+    return digest_bytes(canonical_json(value))
 
 
 @contextlib.contextmanager

@@ -5,10 +5,12 @@ model, train and validation that are not `FREE` bind the run; those of capture a
 through the data's fingerprint.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from gc25d.cells import TAUGHT, cell_fault, model_fault
 from gc25d.settings_base import FREE, Fraction, Natural, Positive, Rate, Section
 from gc25d.settings_training import Hardware, Model, Train, Validation
 
@@ -30,6 +32,7 @@ SCENES: dict[str, tuple[str, ...]] = {
     "synthetic": ("synthetic_perspective", "synthetic_orthographic"),
 }
 """Scenes of each source that this pipeline captures itself."""
+_NAME = r"^[A-Za-z0-9_.-]*$"
 
 
 class Geometry(Section):
@@ -111,6 +114,8 @@ class Prep(Section):
     """`dct` needs no weights; `wan_vae` loads Wan2.2's autoencoder from `codec_dir`."""
     codec_dir: str = ""
     """Local directory of the `wan_vae` weights."""
+    runs_of: Annotated[str, Field(pattern=_NAME)] = Field("", json_schema_extra=FREE)
+    """Name of a data set beside this one whose prepared runs are used; "": this one's own."""
     workers: Natural = Field(0, json_schema_extra=FREE)
     """Processes of a job that read clips ahead of the encoder; 0 reads in the job's own."""
     text: Text = Text()
@@ -155,9 +160,11 @@ class Evaluation(Section):
     """Sampled videos and their scores."""
 
     clips: tuple[str, ...] = ()
-    """Validation clip ids; empty takes `n`, round-robin over the validation runs."""
+    """Validation clip ids; none here or in `clips_file` takes `n`, round-robin over their runs."""
+    clips_file: str = Field("", json_schema_extra=FREE)
+    """File of more of them, one a line, `#` starts a comment; its content counts, not its path."""
     n: Positive = 3
-    """Clips to sample when `clips` is empty."""
+    """Clips to sample when none is named."""
     steps: Positive = 50
     """Sampling steps."""
     shift: Rate = 5.0
@@ -183,12 +190,15 @@ class Regression(Section):
     """Measurements of a cell; their relative spread must stay below rtol / 2."""
     strict: bool = False
     """A missing reference fails instead of being skipped."""
+    init_from: str = ""
+    """Directory of base weights (as `model.init_dir`): cells `<model>@<size>/<method>` are then
+    measured on them too; "" measures small cells only."""
 
 
 class Settings(Section):
     """Everything a run of the pipeline can be told."""
 
-    dataset: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] = "gc25d_v10"
+    dataset: Annotated[str, Field(pattern=_NAME, min_length=1)] = "gc25d_v10"
     """Name of the data set: `<data_root>/<dataset>`."""
     raw_root: str = Field("raw", json_schema_extra=FREE)
     """Folder of the raw captures."""
@@ -215,4 +225,30 @@ class Settings(Section):
             raise ValueError("prep.text.encoder is umt5, which needs prep.text.dir: set it")
         if self.model.init_dir and self.model.init_ckpt:
             raise ValueError("model.init_dir and model.init_ckpt are both set: keep one of them")
+        for fault in self._method_faults():
+            raise ValueError(fault)
         return self
+
+    def _method_faults(self) -> Iterator[str]:
+        """What the training method lacks, or is given in vain."""
+        model, train, samples = self.model, self.train, self.samples
+        fault = cell_fault(model.name, train.method)
+        if fault is None:
+            fault = model_fault(model.name, model.size, model.init_dir)
+        if fault is not None:
+            yield fault
+        if train.method not in TAUGHT:
+            return
+        if not (train.teacher.weights or model.init_dir or model.init_ckpt):
+            yield (
+                f"train.method is {train.method}, which needs a trained teacher: set "
+                "train.teacher.weights, or model.init_dir or model.init_ckpt"
+            )
+        if train.teacher.size != "student" and not train.teacher.weights:
+            yield "train.teacher.size needs train.teacher.weights of that size: set it"
+        drops = samples.text_dropout or samples.cond_dropout or samples.mask.p
+        if train.method == "kd" and drops:
+            yield (
+                "train.method is kd, whose cached paths were made with the whole condition: set "
+                "samples.text_dropout, samples.cond_dropout and samples.mask.p to 0"
+            )

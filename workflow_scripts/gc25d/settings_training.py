@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from gc25d.cells import UNAVAILABLE
 from gc25d.settings_base import FREE, Natural, Positive, Rate, Section
 
 
@@ -14,8 +15,9 @@ class Model(Section):
     """`wan`: the bidirectional diffusion transformer of Wan2.2-TI2V; `wan_causal`: the same weights
     with attention by chunks of frames; the others and the methods that train them: docs/methods.md.
     """
-    size: Literal["tiny", "1.3b", "5b"] = "tiny"
-    """Width and depth, see gc25d/model/zoo.py."""
+    size: Literal["tiny", "1.3b", "5b", "2b", "13b", "14b"] = "tiny"
+    """Width and depth: tiny, 1.3b and 5b for Wan's models, 13b for `hunyuan`, 2b and 14b for
+    `cosmos` (docs/models.md)."""
     vocab: Literal["parts", "ids"] = "parts"
     """`parts` keeps body parts apart (20 classes); `ids` collapses them to player/boss (10)."""
     chunk_frames: Positive = 3
@@ -29,6 +31,48 @@ class Model(Section):
     """Directory of base weights (Wan's shards or a diffusers `transformer/`); "": from seed."""
     init_ckpt: str = ""
     """A `.safetensors` of this project to start from (warm start), or ""."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _available(cls, name: object) -> object:
+        if name in UNAVAILABLE:
+            raise ValueError(f"{name} is not available: {UNAVAILABLE[str(name)]}")
+        return name
+
+
+class Teacher(Section):
+    """The frozen teacher of `dmd2`, `self_forcing` and `kd`: a `wan` model."""
+
+    weights: str = ""
+    """A directory of base weights or a `.safetensors` of this project; "": the run's own start."""
+    size: Literal["student", "tiny", "1.3b", "5b"] = "student"
+    """Width and depth of the teacher, and of the critic, which starts from its weights."""
+    cfg: Rate = 1.0
+    """Text guidance scale of its predictions; 1 predicts without guidance."""
+    sem_cfg: Rate = 1.0
+    """Semantic guidance scale of its predictions; 1 predicts without guidance."""
+
+
+class Distill(Section):
+    """How a student of few steps samples (`dmd2`, `self_forcing`, `kd`) and learns."""
+
+    denoising_steps: Positive = 4
+    """Forward passes of the student from noise to a clip."""
+    shift: Rate = 5.0
+    """Shift of the noise levels of these steps."""
+    generator_update_interval: Positive = 5
+    """The student learns at every so many optimizer steps, the critic at each (not in `kd`)."""
+    critic_lr: Rate = 4e-7
+    """Learning rate of the critic, its semantic condition included."""
+
+
+class Kd(Section):
+    """The teacher's cached paths from noise to clips, which `kd` regresses."""
+
+    cache: str = "ode_paths"
+    """Folder of the paths: about a clip's latents times (denoising_steps + 1) a training clip."""
+    teacher_steps: Positive = 48
+    """Steps of the teacher along a path, a multiple of `distill.denoising_steps`."""
 
 
 class Train(Section):
@@ -61,6 +105,9 @@ class Train(Section):
     """AdamW's decoupled weight decay."""
     grad_clip: Rate = 1.0
     """Largest global gradient norm; larger ones are scaled down to it."""
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Decay of a moving average of the weights, kept in fp32 and exported beside them
+    (`exports/step-<n>-ema.safetensors`); 0 keeps none."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the forward and backward pass; master weights are always fp32."""
     seed: Natural = 0
@@ -70,7 +117,10 @@ class Train(Section):
     log_every: Positive = Field(10, json_schema_extra=FREE)
     """Optimizer steps between two lines in the job's log (the CSV has every step)."""
     workers: Natural = Field(0, json_schema_extra=FREE)
-    """Processes that read samples ahead; 0 reads in the trainer."""
+    """Threads of each process that read samples ahead; 0 reads in the trainer's own."""
+    teacher: Teacher = Teacher()
+    distill: Distill = Distill()
+    kd: Kd = Kd()
 
     @model_validator(mode="after")
     def _divisible(self) -> Self:
@@ -78,6 +128,12 @@ class Train(Section):
             raise ValueError(
                 f"global_batch is {self.global_batch}, expected a multiple of grad_accum "
                 f"({self.grad_accum}): use {_multiples(self.global_batch, self.grad_accum)}"
+            )
+        steps, student = self.kd.teacher_steps, self.distill.denoising_steps
+        if self.method == "kd" and steps % student:
+            raise ValueError(
+                f"kd.teacher_steps is {steps}, expected a multiple of distill.denoising_steps "
+                f"({student}): use {_multiples(steps, student)}"
             )
         return self
 
@@ -102,10 +158,24 @@ class Hardware(Section):
     """Nodes of a training job."""
     gpus_per_node: Natural = Field(0, json_schema_extra=FREE)
     """GPUs of a node; 0 trains on the CPU."""
+    processes: Natural = Field(0, json_schema_extra=FREE)
+    """Processes of a node; 0 is one a GPU, or one on the CPU."""
     gpu_type: str = Field("", json_schema_extra=FREE)
     """SLURM's name of the GPU (`l40s`, `h200`), "" for any."""
     train_hours: Rate = Field(4.0, json_schema_extra=FREE)
     """Wall-clock limit of one training segment on a cluster, hours."""
+    train_memory_gb: Natural = Field(0, json_schema_extra=FREE)
+    """Host memory of a training job on each node, GB; 0 asks for 200 with GPUs, 4 a process
+    without."""
+
+    @model_validator(mode="after")
+    def _one_process_a_gpu(self) -> Self:
+        if self.gpus_per_node and self.processes not in (0, self.gpus_per_node):
+            raise ValueError(
+                f"processes is {self.processes} with {self.gpus_per_node} GPUs a node, expected "
+                f"one a GPU: use 0 or {self.gpus_per_node}"
+            )
+        return self
 
 
 def _multiples(value: int, of: int) -> str:

@@ -30,7 +30,7 @@ class CaptureStep(Section):
 class PrepStep(Section):
     """One raw run → latents, ids and index rows."""
 
-    version: int = 1
+    version: int = 2
     geometry: Geometry
     codec: str
     codec_dir: str
@@ -128,7 +128,7 @@ def step_settings(settings: Settings, runs: tuple[str, ...]) -> dict[str, Sectio
         "eval": EvalStep(
             **data,
             **codec,
-            evaluation=settings.evaluation,
+            evaluation=_named_clips(settings.evaluation),
             cpu_threads=settings.train.cpu_threads,
         ),
         "regression": RegressionStep(regression=settings.regression),
@@ -143,23 +143,35 @@ def buried_clips(prep: Prep) -> tuple[str, ...]:
     """
     listed = list(prep.buried)
     if prep.buried_file:
-        listed += _listed_clips(Path(prep.buried_file))
+        listed += _listed_clips("prep.buried_file", Path(prep.buried_file))
     return tuple(sorted(set(listed)))
 
 
-def _listed_clips(path: Path) -> Iterator[str]:
+def _named_clips(evaluation: Evaluation) -> Evaluation:
+    """With the clip ids of `clips_file` behind those of `clips`."""
+    if not evaluation.clips_file:
+        return evaluation
+    listed = list(_listed_clips("evaluation.clips_file", Path(evaluation.clips_file)))
+    if not listed:
+        raise UserError(
+            f"evaluation.clips_file {evaluation.clips_file} names no clip: add clip ids"
+        )
+    return evaluation.model_copy(update={"clips": (*evaluation.clips, *listed)})
+
+
+def _listed_clips(setting: str, path: Path) -> Iterator[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise UserError(
-            f"prep.buried_file {path} is not readable ({error}): expected a text file with one "
+            f"{setting} {path} is not readable ({error}): expected a text file with one "
             "clip id a line"
         ) from None
     for number, line in enumerate(lines, start=1):
         clip_id = line.partition("#")[0].strip()
         if clip_id and not _CLIP_ID.fullmatch(clip_id):
             raise UserError(
-                f"prep.buried_file {path}, line {number}: {clip_id!r}, expected a clip id "
+                f"{setting} {path}, line {number}: {clip_id!r}, expected a clip id "
                 "<scene>__<run>__<start, six digits>"
             )
         if clip_id:

@@ -6,18 +6,19 @@ Every fault of a run raises `UserError` with the run's folder and, where one is 
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Float64, UInt8
+from PIL import Image
 from pydantic import Field, TypeAdapter, ValidationError
 
 from gc25d.capture.arrays import frames_of, read_array, write_arrays
 from gc25d.capture.classes import PARTS
-from gc25d.capture.images import decode_frame, decode_stencil, encode_frame, encode_stencil
+from gc25d.capture.images import decode_stencil, encode_frame, encode_stencil, open_frame
 from gc25d.capture.tars import Series, index_series, write_series
 from gc25d.errors import UserError
 from gc25d.records import write_json
@@ -131,90 +132,136 @@ def read_frames(
     run_dir: Path, start: int, count: int, *, index: Series | None = None
 ) -> UInt8[np.ndarray, "T H W 3"]:
     """Frames start … start + count − 1 as RGB; no other frame is read."""
-    series = index or index_frames(run_dir)
     meta = read_meta(run_dir)
-    size = meta.width, meta.height
-    return np.stack(
-        [
-            decode_frame(series.read(frame), size, f"{run_dir}: frame {frame}")
-            for frame in range(start, start + count)
-        ]
-    )
+    series = index or index_frames(run_dir)
+    pictures = frame_pictures(series, (meta.width, meta.height), start, count)
+    return np.stack([np.asarray(picture) for picture in pictures])
+
+
+def frame_pictures(
+    series: Series, size: tuple[int, int], start: int, count: int
+) -> Iterator[Image.Image]:
+    """RGB pictures of frames start … start + count − 1, whose size (width, height) is checked."""
+    for frame in range(start, start + count):
+        yield open_frame(series.read(frame), size, f"{series.run_dir}: frame {frame}")
 
 
 def read_stencil(
     run_dir: Path, start: int, count: int, *, index: Series | None = None
 ) -> UInt8[np.ndarray, "T H W"]:
     """Stencil classes (0..8) of frames start … start + count − 1."""
-    series = index or index_stencil(run_dir)
     meta = read_meta(run_dir)
-    size = meta.width, meta.height
-    return np.stack(
-        [
-            decode_stencil(series.read(frame), size, f"{run_dir}: stencil frame {frame}")
-            for frame in range(start, start + count)
-        ]
-    )
+    series = index or index_stencil(run_dir)
+    return np.stack(list(stencil_pictures(series, (meta.width, meta.height), start, count)))
+
+
+def stencil_pictures(
+    series: Series, size: tuple[int, int], start: int, count: int
+) -> Iterator[UInt8[np.ndarray, "H W"]]:
+    """Classes of frames start … start + count − 1, whose size (width, height) is checked."""
+    for frame in range(start, start + count):
+        where = f"{series.run_dir}: stencil frame {frame}"
+        yield decode_stencil(series.read(frame), size, where)
+
+
+@dataclass(frozen=True)
+class CameraFile:
+    """`cameras.npz` as it is; what is taken from it is checked then."""
+
+    path: Path
+    world_to_clip: Float64[np.ndarray, "F 4 4"]
+
+    @classmethod
+    def open(cls, run_dir: Path) -> Self:
+        """Read the file of a run."""
+        path = run_dir / "cameras.npz"
+        return cls(path, read_array(path, "world_to_clip", (None, 4, 4), np.float64))
+
+    def of(self, start: int = 0, count: int | None = None) -> Float64[np.ndarray, "T 4 4"]:
+        """Cameras of the `count` frames from `start`, by default all; only those are checked."""
+        chosen = frames_of(self.world_to_clip, self.path, start, count)
+        bad = ~np.isfinite(chosen).all(axis=(1, 2))
+        if bad.any():
+            raise UserError(
+                f"{self.path}: the camera of frame {start + int(bad.argmax())} holds NaN or an "
+                "infinity: drop the clips that use it, or capture the run again"
+            )
+        return chosen
+
+
+@dataclass(frozen=True)
+class SkeletonFile:
+    """`skeletons.npz` as it is; what is taken from it is checked then."""
+
+    path: Path
+    skeletons: Skeletons
+
+    @classmethod
+    def open(cls, run_dir: Path) -> Self:
+        """Read the file of a run."""
+        path = run_dir / "skeletons.npz"
+        capsules = read_array(path, "capsules", (None, None, 7), np.float32)
+        part = read_array(path, "part", (capsules.shape[1],), np.uint8)
+        return cls(path, Skeletons(capsules, part))
+
+    def of(self, start: int = 0, count: int | None = None) -> Skeletons:
+        """Skeletons of the `count` frames from `start`, by default all."""
+        part = self.skeletons.part
+        known = np.isin(part, list(PARTS.values()))
+        if not known.all():
+            raise UserError(
+                f"{self.path}: part {int(part[~known][0])}, expected {min(PARTS.values())}.."
+                f"{max(PARTS.values())}: correct the exporter"
+            )
+        chosen = frames_of(self.skeletons.capsules, self.path, start, count)
+        infinite = np.isinf(chosen).any(axis=(1, 2))
+        if infinite.any():
+            raise UserError(
+                f"{self.path}: a capsule of frame {start + int(infinite.argmax())} holds an "
+                "infinity, expected cm, or NaN where it is absent: correct the exporter"
+            )
+        return Skeletons(chosen, part)
 
 
 def read_cameras(
     run_dir: Path, start: int = 0, count: int | None = None
 ) -> Float64[np.ndarray, "T 4 4"]:
     """Cameras of all frames, or of the `count` frames from `start`; only those are checked."""
-    path = run_dir / "cameras.npz"
-    cameras = read_array(path, "world_to_clip", (None, 4, 4), np.float64)
-    chosen = frames_of(cameras, path, start, count)
-    bad = ~np.isfinite(chosen).all(axis=(1, 2))
-    if bad.any():
-        raise UserError(
-            f"{path}: the camera of frame {start + int(bad.argmax())} holds NaN or an infinity: "
-            "drop the clips that use it, or capture the run again"
-        )
-    return chosen
+    return CameraFile.open(run_dir).of(start, count)
 
 
 def read_skeletons(run_dir: Path, start: int = 0, count: int | None = None) -> Skeletons:
     """Skeletons of all frames, or of the `count` frames from `start`."""
-    path = run_dir / "skeletons.npz"
-    capsules = read_array(path, "capsules", (None, None, 7), np.float32)
-    part = read_array(path, "part", (capsules.shape[1],), np.uint8)
-    known = np.isin(part, list(PARTS.values()))
-    if not known.all():
-        raise UserError(
-            f"{path}: part {int(part[~known][0])}, expected {min(PARTS.values())}.."
-            f"{max(PARTS.values())}: correct the exporter"
-        )
-    chosen = frames_of(capsules, path, start, count)
-    infinite = np.isinf(chosen).any(axis=(1, 2))
-    if infinite.any():
-        raise UserError(
-            f"{path}: a capsule of frame {start + int(infinite.argmax())} holds an infinity, "
-            "expected cm, or NaN where it is absent: correct the exporter"
-        )
-    return Skeletons(chosen, part)
+    return SkeletonFile.open(run_dir).of(start, count)
 
 
 def frame_count(run_dir: Path) -> int:
-    """Frames of the run.
+    """Frames of the run; see `check_counts` for what is refused."""
+    frames, stencil = index_frames(run_dir), index_stencil(run_dir)
+    check_counts(frames, stencil, CameraFile.open(run_dir), SkeletonFile.open(run_dir))
+    return frames.count
+
+
+def check_counts(
+    frames: Series, stencil: Series, cameras: CameraFile, skeletons: SkeletonFile
+) -> None:
+    """Compare the numbers of frames in the files of a run.
 
     Raises:
-        UserError: frames, stencil, cameras and skeletons disagree. (A frame missing in the middle
-            is an error of `read_frames` for the clips that use it.)
+        UserError: they differ. (A frame missing in the middle is an error of reading it.)
     """
-    frames, stencil = index_frames(run_dir), index_stencil(run_dir)
     counts = {
         "frames.tar": frames.count,
         "stencil.tar": stencil.count,
-        "cameras.npz": len(read_array(run_dir / "cameras.npz", "world_to_clip", (None, 4, 4))),
-        "skeletons.npz": len(read_array(run_dir / "skeletons.npz", "capsules", (None, None, 7))),
+        "cameras.npz": len(cameras.world_to_clip),
+        "skeletons.npz": len(skeletons.skeletons.capsules),
     }
     if len(set(counts.values())) > 1 or frames.first_number != stencil.first_number:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise UserError(
-            f"{run_dir}: numbers of frames differ ({listed}; first numbers "
+            f"{frames.run_dir}: numbers of frames differ ({listed}; first numbers "
             f"{frames.first_number} and {stencil.first_number}): capture the run again"
         )
-    return frames.count
 
 
 def write_run(

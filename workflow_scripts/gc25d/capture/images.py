@@ -34,8 +34,8 @@ def encode_stencil(stencil: UInt8[np.ndarray, "H W"]) -> bytes:
     return buffer.getvalue()
 
 
-def decode_frame(data: bytes, size: tuple[int, int], where: str) -> UInt8[np.ndarray, "H W 3"]:
-    """A JPEG's pixels as RGB.
+def open_frame(data: bytes, size: tuple[int, int], where: str) -> Image.Image:
+    """A JPEG, decoded, as RGB.
 
     Args:
         data: the file's bytes.
@@ -45,13 +45,18 @@ def decode_frame(data: bytes, size: tuple[int, int], where: str) -> UInt8[np.nda
     Raises:
         UserError: no JPEG, cut, another size or a mode that is none of RGB, grey and CMYK.
     """
-    with _opened(data, "JPEG", _FRAME_MODES, where) as image:
-        if sorted(image.size) != sorted(size):  # before decoding: a hostile size costs nothing
-            raise _wrong_size(image.size, size, where)
-        upright = ImageOps.exif_transpose(_loaded(image, where)).convert("RGB")
-    if upright.size != size:
-        raise _wrong_size(upright.size, size, where)
-    return np.asarray(upright)
+    image = _opened(data, "JPEG", _FRAME_MODES, where)
+    if sorted(image.size) != sorted(size):  # before decoding: a hostile size costs nothing
+        raise _wrong_size(image.size, size, where)
+    ImageOps.exif_transpose(_loaded(image, where), in_place=True)
+    if image.size != size:
+        raise _wrong_size(image.size, size, where)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def decode_frame(data: bytes, size: tuple[int, int], where: str) -> UInt8[np.ndarray, "H W 3"]:
+    """The pixels of `open_frame`."""
+    return np.asarray(open_frame(data, size, where))
 
 
 def decode_stencil(data: bytes, size: tuple[int, int], where: str) -> UInt8[np.ndarray, "H W"]:

@@ -115,7 +115,7 @@ class Rates:
 class ClipDataset:
     """The usable clips of a split, sorted by clip id; a sample's index is its place there.
 
-    Holds no open file and no generator: it can be copied to workers by any start method.
+    Holds no open file and no generator: any number of threads may read from it at once.
     """
 
     def __init__(

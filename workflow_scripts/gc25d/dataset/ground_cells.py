@@ -5,8 +5,10 @@ functions of the pixel. Where there is such a point q is positive, so "beyond a 
 is the sign of one more linear function: a comparison per cell, without any unprojection.
 """
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -17,6 +19,10 @@ from gc25d.shapes import WorldToClip
 CELL = 4
 CENTRE = 2
 """A cell is sampled at its pixel (row 2, column 2)."""
+
+
+Box: TypeAlias = tuple[slice, slice]
+"""Rows and columns of cells."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +66,32 @@ class GroundCells:
         self, frame: int, normal: tuple[float, float], cells: Bool[np.ndarray, "rows columns"]
     ) -> Float64[np.ndarray, " N"]:
         """nx·x + ny·y of the ground points (cm) of `cells`, which must have one."""
-        along = self._values(frame, self.matrix[frame] @ _form(Line(normal, 0.0)))[cells]
-        return np.asarray(along / self.height_form(frame)[cells])
+        along = self._values(self.matrix[frame] @ _form(Line(normal, 0.0)))[cells]
+        return np.asarray(along / self._values(self.matrix[frame, :, 2])[cells])
 
-    def height_form(self, frame: int) -> Float64[np.ndarray, "rows columns"]:
-        """The form q of one frame: above 0 on the ground, lower the higher above the horizon."""
-        return self._values(frame, self.matrix[frame, :, 2])
+    def past_lines(self, frame: int, lines: Sequence[Line], box: Box) -> Float64[np.ndarray, "R C"]:
+        """How far (cm) the ground points of `box` lie past the line that they are furthest past.
 
-    def _values(self, frame: int, form: np.ndarray) -> np.ndarray:
-        return np.asarray(form[0] * self.u + (form[1] * self.v + form[2])[:, None])
+        Cells without a ground point hold anything, NaN included.
+        """
+        height = self._values(self.matrix[frame, :, 2], box)
+        past = []
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            for line in lines:
+                along = self._values(self.matrix[frame] @ _form(Line(line.normal, 0.0)), box)
+                along /= height
+                along -= line.offset
+                past.append(along)
+        return functools.reduce(np.maximum, past)
+
+    def above_horizon(self, frame: int, box: Box) -> Float64[np.ndarray, "R C"]:
+        """What grows with the height above the horizon, negative below it, for cells of `box`."""
+        return -self._values(self.matrix[frame, :, 2], box)
+
+    def _values(self, form: np.ndarray, box: Box = (slice(None), slice(None))) -> np.ndarray:
+        """A linear function of the pixel, [3], at the cells of `box`."""
+        rows, columns = box
+        return np.asarray(form[0] * self.u[columns] + (form[1] * self.v[rows] + form[2])[:, None])
 
     def _exceeds(self, forms: np.ndarray, bound: float) -> np.ndarray:
         """Where each frame's linear function of the pixel, [T, 3], is above `bound`."""

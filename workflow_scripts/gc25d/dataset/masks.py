@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, UInt8
 
-from gc25d.dataset.ground_cells import CELL, CENTRE, GroundCells, Line
-from gc25d.prep.parts import LAST_STATIC
+from gc25d.dataset.ground_cells import CELL, CENTRE, Box, GroundCells, Line
+from gc25d.dataset.selection import furthest
+from gc25d.prep.parts import LAST_STATIC, UNKNOWN
 from gc25d.shapes import SemIds, WorldToClip
 
 Coverage: TypeAlias = Literal["first_frame", "mean_frame", "capped"]
@@ -127,24 +128,51 @@ def _hide(
     hidden = 0
     for t in np.flatnonzero(beyond.any(axis=(1, 2))):
         static = sem_ids[t] <= LAST_STATIC
-        chosen = _pixels(static, beyond[t])
-        count = int(np.count_nonzero(chosen))
-        if cap < 1 and count > cap * (total := np.count_nonzero(static)):
-            kept = _shrunk(cells, int(t), lines, beyond[t], missing[t], static, cap * total)
-            chosen = _pixels(static, kept)
-            count = int(np.count_nonzero(chosen))
-        # UNKNOWN has all bits set, and so has the negative of 1: or-ing it in replaces an id.
-        np.bitwise_or(sem_ids[t], np.negative(chosen.view(np.uint8)), out=sem_ids[t])
-        hidden += count
+        chosen = beyond[t]
+        if cap < 1:
+            chosen = _shrunk(cells, int(t), lines, chosen, missing[t], _static_pixels(static), cap)
+        hidden += _replace(sem_ids[t], static, chosen)
     return hidden
 
 
-def _pixels(
-    static: Bool[np.ndarray, "H W"], cells: Bool[np.ndarray, "rows columns"]
-) -> Bool[np.ndarray, "H W"]:
-    """The pixels of `static` that lie in `cells`; a cell's row of four pixels is one word."""
-    lanes = np.repeat(cells.astype(np.uint32) * np.uint32(0x01010101), CELL, axis=0)
-    return np.asarray(np.bitwise_and(static.view(np.uint32), lanes).view(np.bool_))
+def _replace(
+    ids: UInt8[np.ndarray, "H W"],
+    static: Bool[np.ndarray, "H W"],
+    cells: Bool[np.ndarray, "rows columns"],
+) -> int:
+    """Make the `static` pixels of `cells` UNKNOWN in place; how many they are."""
+    if not cells.any():
+        return 0
+    rows, columns = box = _box(cells)
+    pixels = (
+        slice(rows.start * CELL, rows.stop * CELL),
+        slice(columns.start * CELL, columns.stop * CELL),
+    )
+    # A cell's row of four pixels is one word of four bytes, 1 where static. UNKNOWN has all bits
+    # set: 255 times the word, or-ed in, replaces the ids of its static pixels.
+    words = static.view(np.uint32).reshape(len(cells), CELL, -1)[rows, :, columns]
+    chosen = words * (cells[box] * np.uint32(UNKNOWN))[:, None]
+    replaced = chosen.view(np.uint8).reshape(ids[pixels].shape)
+    np.bitwise_or(ids[pixels], replaced, out=ids[pixels])
+    return int(np.count_nonzero(replaced))
+
+
+def _box(cells: Bool[np.ndarray, "rows columns"] | UInt8[np.ndarray, "rows columns"]) -> Box:
+    """The rows and columns from the first to the last in which a cell is not 0; there is one."""
+    rows, columns = (np.flatnonzero(cells.any(axis=axis)) for axis in (1, 0))
+    return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
+
+
+def _static_pixels(static: Bool[np.ndarray, "H W"]) -> UInt8[np.ndarray, "rows columns"]:
+    """How many of each cell's 16 pixels are static."""
+    height, width = static.shape
+    rows = static.view(np.uint32).reshape(height // CELL, CELL, width // CELL)
+    columns = rows[:, 0] + rows[:, 1]  # four sums of at most 4 in the bytes of a word
+    columns += rows[:, 2]
+    columns += rows[:, 3]
+    columns *= np.uint32(0x01010101)  # the highest byte becomes the sum of all four
+    columns >>= np.uint32(24)
+    return columns.astype(np.uint8)
 
 
 def _shrunk(
@@ -153,27 +181,30 @@ def _shrunk(
     lines: Sequence[Line],
     beyond: Bool[np.ndarray, "rows columns"],
     missing: Bool[np.ndarray, "rows columns"],
-    static: Bool[np.ndarray, "H W"],
-    allowed: float,
+    static: UInt8[np.ndarray, "rows columns"],
+    cap: float,
 ) -> Bool[np.ndarray, "rows columns"]:
-    """The cells of `beyond` that stay hidden when at most `allowed` static pixels may.
+    """The cells of `beyond` that stay hidden when at most `cap` of the `static` pixels may.
 
     Sky and ground give up the same share: of the sky the highest above the horizon stays, of the
     ground the furthest beyond the nearest line. So what is hidden keeps its shape and shrinks.
     """
-    bits = np.bitwise_count(static.view(np.uint32))
-    weights = bits.reshape(len(cells.v), CELL, -1).sum(axis=1, dtype=np.int64)
-    kept_share = allowed / weights[beyond].sum()
-    ground = beyond & ~missing
-    inside = [line.offset - cells.projections(frame, line.normal, ground) for line in lines]
-    sky = beyond & missing
+    weights = static * beyond
+    hidden, allowed = _total(weights), cap * _total(static)
+    if hidden <= allowed:
+        return beyond
+    share = allowed / hidden
+    sky = weights * missing
+    ground = weights - sky
     kept = np.zeros_like(beyond)
-    for group, rank in (
-        (sky, cells.height_form(frame)[sky]),
-        (ground, np.min(inside, axis=0)),
-    ):
-        order = np.argsort(rank, kind="stable")
-        pixels = np.cumsum(weights[group][order])
-        fits = pixels <= kept_share * pixels[-1:]
-        kept.flat[np.flatnonzero(group)[order[fits]]] = True
-    return np.asarray(kept)
+    if sky.any():
+        box = _box(sky)
+        kept[box] = furthest(cells.above_horizon(frame, box), sky[box], share)
+    if ground.any():
+        box = _box(ground)
+        kept[box] |= furthest(cells.past_lines(frame, lines, box), ground[box], share)
+    return kept
+
+
+def _total(weights: UInt8[np.ndarray, "rows columns"]) -> int:
+    return int(weights.sum(dtype=np.uint32))

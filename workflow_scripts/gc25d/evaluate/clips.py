@@ -12,8 +12,10 @@ from torch import Tensor
 from gc25d.dataset.batch import collate
 from gc25d.dataset.clips import ClipDataset, Sample
 from gc25d.evaluate.metrics import ClipScores, score_clip
+from gc25d.evaluate.rollout import roll_out, rollout_steps
 from gc25d.evaluate.sample import Conditions, Plan, VelocityModel, sample, starting_noise
 from gc25d.evaluate.truth import recorded_frames
+from gc25d.model.causal import CausalWanModel
 from gc25d.prep.codec import Codec
 from gc25d.prep.parts import UNKNOWN
 from gc25d.prep.text import TextTable
@@ -98,14 +100,20 @@ class Evaluator:
     def _sample(
         self, samples: Sequence[Sample], title: str, progress: Callable[[str], None]
     ) -> Latents:
+        shape = samples[0].input_latents.shape
+        model, steps = self.model, self.plan.steps
+        if isinstance(model, CausalWanModel):
+            steps = rollout_steps(model, shape[1], self.plan)
+
         def report(done: int) -> None:
-            if done % max(1, self.plan.steps // 10) == 0:
-                progress(f"{title}: step {done}/{self.plan.steps}")
+            if done % max(1, steps // 10) == 0:
+                progress(f"{title}: step {done}/{steps}")
 
         given = conditions_of(samples, self.dataset.table, self.sem_mode, self.device)
-        shape = samples[0].input_latents.shape
         noise = starting_noise(self.seed, [s.clip_id for s in samples], shape).to(self.device)
-        return sample(self.model, given, noise, self.plan, progress=report).cpu()
+        if isinstance(model, CausalWanModel):
+            return roll_out(model, given, noise, self.plan, progress=report).cpu()
+        return sample(model, given, noise, self.plan, progress=report).cpu()
 
     def _evaluate(self, given: Sample, latents: Tensor, seconds: float) -> EvaluatedClip:
         truth, fps = recorded_frames(self.raw_root, given.clip_id, self.dataset.shape)
@@ -140,6 +148,7 @@ def conditions_of(
         context_ids=batch.context_ids.to(device),
         null_prompt=len(batch.prompts),
         sem_ids=torch.stack([_sem_ids(s, sem_mode) for s in samples]).to(device),
+        actions=batch.actions and batch.actions.to(device, torch.float32),
     )
 
 

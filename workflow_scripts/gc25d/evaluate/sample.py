@@ -5,16 +5,17 @@ x ← x + (σ' − σ)·v. The noise levels are those of the training grid's for
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from gc25d.dataset.actions import Actions
 from gc25d.dataset.draws import torch_seed
 from gc25d.methods.flow import TIMESTEPS_PER_SIGMA, shifted_sigmas
-from gc25d.model.wan import WanOutput
+from gc25d.model.interface import ModelOutput
 from gc25d.prep.parts import UNKNOWN
 from gc25d.records import digest_bytes
 from gc25d.shapes import ContextIds, Latents, Prompts
@@ -31,7 +32,7 @@ class VelocityModel(Protocol):
         prompt_lengths: Tensor,
         context_ids: Tensor,
         sem_ids: Tensor | None,
-    ) -> WanOutput:
+    ) -> ModelOutput:
         """Predict the velocity of `latents`."""
         ...
 
@@ -59,6 +60,7 @@ class Conditions:
         context_ids: int64 [B, F] into `prompts`.
         null_prompt: index of the empty prompt in `prompts`; needed for text guidance only.
         sem_ids: uint8 [B, T, H, W]; None for a model without a semantic condition.
+        actions: of all video frames; None for a model that takes none.
     """
 
     first: Latents
@@ -67,6 +69,17 @@ class Conditions:
     context_ids: ContextIds
     null_prompt: int | None
     sem_ids: Tensor | None
+    actions: Actions | None = None
+
+    @property
+    def texts(self) -> tuple[Prompts, Tensor, ContextIds]:
+        """What a model is told of the prompts."""
+        return self.prompts, self.prompt_lengths, self.context_ids
+
+    @property
+    def acted(self) -> dict[str, Any]:
+        """The actions as a model's further argument, for those that take them."""
+        return {} if self.actions is None else {"actions": self.actions}
 
 
 def starting_noise(seed: int, clip_ids: Sequence[str], shape: Sequence[int]) -> Latents:
@@ -100,34 +113,67 @@ def sample(
         plan: steps and guidance.
         progress: called with the number of steps done, after each.
     """
-    first = given.first.float()
-    batch, frames = noise.shape[0], noise.shape[2]
+    x = torch.cat([given.first.float(), noise[:, :, 1:].float()], dim=2)
+    asked = branches(given, plan)
+
+    def velocity(x: Tensor, timestep: Tensor) -> Tensor:
+        return guided([(away, _predict(model, x, timestep, shown)) for away, shown in asked])
+
+    return denoise(velocity, x, 1, plan, progress)
+
+
+def denoise(
+    velocity: Callable[[Tensor, Tensor], Tensor],
+    x: Latents,
+    clean: int,
+    plan: Plan,
+    progress: Callable[[int], None],
+) -> Latents:
+    """Euler steps from noise to data.
+
+    Args:
+        velocity: of latents [B, C, f, h, w] at timesteps [B, f].
+        x: float32, noise after the first `clean` frames, which stay as they are, at timestep 0.
+        clean: frames given.
+        plan: steps and shift.
+        progress: called with the number of steps done, after each.
+    """
+    first = x[:, :, :clean]
     sigmas = [*shifted_sigmas(plan.steps, plan.shift).tolist(), 0.0]
-    x = torch.cat([first, noise[:, :, 1:].float()], dim=2)
     for done, (sigma, following) in enumerate(pairwise(sigmas), start=1):
-        timestep = torch.full((batch, frames), sigma * TIMESTEPS_PER_SIGMA, device=x.device)
-        timestep[:, 0] = 0
-        x = x + (following - sigma) * _guided_velocity(model, x, timestep, given, plan)
-        x[:, :, :1] = first
+        timestep = x.new_full((x.shape[0], x.shape[2]), sigma * TIMESTEPS_PER_SIGMA)
+        timestep[:, :clean] = 0
+        x = x + (following - sigma) * velocity(x, timestep)
+        x[:, :, :clean] = first
         progress(done)
     return x
 
 
-def _guided_velocity(
-    model: VelocityModel, x: Tensor, timestep: Tensor, given: Conditions, plan: Plan
-) -> Tensor:
-    def velocity(context_ids: Tensor, sem_ids: Tensor | None) -> Tensor:
-        output = model(x, timestep, given.prompts, given.prompt_lengths, context_ids, sem_ids)
-        return output.prediction.float()
+def branches(given: Conditions, plan: Plan) -> list[tuple[float, Conditions]]:
+    """The given conditions, then those that the plan guides away from, each with how far.
 
-    full = velocity(given.context_ids, given.sem_ids)
-    guided = full
+    Raises:
+        ValueError: text guidance without the empty prompt.
+    """
+    chosen = [(0.0, given)]
     if plan.cfg != 1:
         if given.null_prompt is None:
             raise ValueError("text guidance needs the empty prompt among the prompts")
         empty = torch.full_like(given.context_ids, given.null_prompt)
-        guided = guided + (plan.cfg - 1) * (full - velocity(empty, given.sem_ids))
+        chosen.append((plan.cfg - 1, replace(given, context_ids=empty)))
     if plan.sem_cfg != 1 and given.sem_ids is not None:
         unknown = torch.full_like(given.sem_ids, UNKNOWN)
-        guided = guided + (plan.sem_cfg - 1) * (full - velocity(given.context_ids, unknown))
-    return guided
+        chosen.append((plan.sem_cfg - 1, replace(given, sem_ids=unknown)))
+    return chosen
+
+
+def guided(velocities: Sequence[tuple[float, Tensor]]) -> Tensor:
+    """The velocity of the first of `branches`, moved away from the others' as far as they say."""
+    full = result = velocities[0][1]
+    for away, velocity in velocities[1:]:
+        result = result + away * (full - velocity)
+    return result
+
+
+def _predict(model: VelocityModel, x: Tensor, timestep: Tensor, given: Conditions) -> Tensor:
+    return model(x, timestep, *given.texts, given.sem_ids, **given.acted).prediction.float()

@@ -1,24 +1,44 @@
 """A model from one of our exported `.safetensors`."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch import Tensor, nn
 
 from gc25d.errors import UserError
+from gc25d.model.config import Vocab
 from gc25d.model.start import model_from_tensors
-from gc25d.model.wan import WanModel
-from gc25d.model.zoo import config_from_tensors
+from gc25d.model.zoo import AnyConfig, config_from_tensors, named_config
 from gc25d.tensors import read_metadata, read_tensors
 
 
-def load_model(path: Path, device: torch.device) -> WanModel:
+def load_model(path: Path, device: torch.device) -> nn.Module:
     """The fp32 model that an export holds, frozen, in inference mode.
 
     Raises:
         UserError: no whole `.safetensors`, or no export of this project.
     """
-    if "vocab" not in read_metadata(path):
+    metadata = read_metadata(path)
+    if "vocab" not in metadata:
         raise UserError(f"{path}: its metadata names no vocab: expected an export of gc25d")
     tensors = read_tensors(path)
-    config = config_from_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    return model_from_tensors(config, tensors, device)
+    return model_from_tensors(export_config(metadata, tensors), tensors, device)
+
+
+def export_config(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> AnyConfig:
+    """The configuration of an exported model; an export that names none is of `wan`.
+
+    Raises:
+        UserError: an unknown model or size.
+    """
+    if "model" not in metadata:
+        return config_from_tensors({name: tuple(t.shape) for name, t in tensors.items()})
+    return named_config(
+        metadata["model"],
+        metadata["size"],
+        cast(Vocab, metadata["vocab"]),
+        int(metadata["text_dim"]),
+        int(metadata["chunk_frames"]),
+    )

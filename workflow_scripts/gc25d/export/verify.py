@@ -11,8 +11,7 @@ from torch import Tensor
 
 from gc25d.errors import UserError
 from gc25d.export.write import METADATA_KEYS
-from gc25d.model.config import WanConfig
-from gc25d.model.wan import WanModel
+from gc25d.model.zoo import AnyConfig, construct
 from gc25d.records import digest_file
 from gc25d.tensors import digest_tensors, read_metadata, read_tensors
 
@@ -21,10 +20,10 @@ PROBE_RTOL = 1e-4
 card add up in another order; on the same machine the difference is 0."""
 
 
-def expected_shapes(config: WanConfig) -> dict[str, tuple[int, ...]]:
+def expected_shapes(config: AnyConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of an export."""
     with torch.device("meta"):
-        model = WanModel(config)
+        model = construct(config)
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
@@ -123,7 +122,7 @@ def check_probe(path: Path, prediction: Tensor, expected: Tensor) -> float:
 
 
 def verify_file(
-    path: Path, weights: Mapping[str, Tensor], config: WanConfig, vocab: str, step: int
+    path: Path, weights: Mapping[str, Tensor], config: AnyConfig, vocab: str, step: int
 ) -> dict[str, Any]:
     """All checks that need no forward pass; returns what the report says of them.
 

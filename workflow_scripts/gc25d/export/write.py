@@ -16,7 +16,7 @@ METADATA_KEYS = (
     *("data_fingerprint", "step", "stage", "cond_type", "cond_key", "text_dropout"),
     *("cond_dropout", "mask_p", "lr", "cond_lr", "weight_decay", "warmup_steps"),
     *("first_frame_cond", "seed", "init_ckpt", "resumed_from", "resumed_step", "model_dir"),
-    *("trainer", "tensors_sha256"),
+    *("model", "size", "text_dim", "chunk_frames", "trainer", "tensors_sha256"),
 )
 """What every export says of itself."""
 
@@ -30,11 +30,13 @@ def export_metadata(
     data_root: str,
     data_fingerprint: str,
     tensors_sha256: str,
+    average: bool = False,
 ) -> dict[str, str]:
     """The metadata strings of an export.
 
     Nothing depends on the machine, the folder, the clock or on crashes: paths stand as the settings
-    give them, and `resumed_from` names the chain's checkpoint before this one.
+    give them, and `resumed_from` names the chain's checkpoint before this one. An `average` of the
+    weights says so by one key more, `ema`: its decay.
     """
     train, samples, model = settings.train, settings.samples, settings.model
     values: dict[str, str | float | bool] = {
@@ -63,10 +65,15 @@ def export_metadata(
         "resumed_from": f"train/step-{resumed_step}" if resumed_step else "",
         "resumed_step": resumed_step,
         "model_dir": model.init_dir,
+        "model": model.name,
+        "size": model.size,
+        "text_dim": settings.text_dim,
+        "chunk_frames": model.chunk_frames,
         "trainer": f"gc25d {__version__}",
         "tensors_sha256": tensors_sha256,
     }
-    return {key: _string(value) for key, value in values.items()}
+    averaged = {"ema": train.ema} if average else {}
+    return {key: _string(value) for key, value in (values | averaged).items()}
 
 
 def _string(value: str | float | bool) -> str:

@@ -6,8 +6,10 @@ Only pixels near a capsule are tested against it. What is left out is out of its
 with room for rounding, so the answers are those of testing every pixel against every capsule.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
@@ -15,6 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from gc25d.geometry.camera import project
 
 Capsules = Float[np.ndarray, "N 7"]
+_CORNERS = np.array(list(product((False, True), repeat=3)))  # of a box: its high end by axis?
 _IN_FRONT = 1e-6  # smallest clip w (or fraction of the farther end's) that still projects
 _TILE = 16  # pixels; on pictures of 480×832, 8 costs 15 % more and 64 costs 7 % more
 
@@ -23,46 +26,72 @@ def ray_distances(
     origins: Float64[np.ndarray, "3 P"],
     directions: Float64[np.ndarray, "3 P"],
     capsule: Float64[np.ndarray, "7"],
+    may_start_inside: bool = True,
 ) -> Float64[np.ndarray, " P"]:
     """Distance along each ray to its first hit with one capsule; infinite where it misses.
 
-    A ray that starts inside hits at 0. Source: quadratic of the infinite cylinder, then of the two
-    end spheres (I. Quilez, "capsule intersection"), solved for unit directions. Both spheres are
-    solved from their own centres, so that capsules which share a joint tie there exactly.
+    A ray that starts inside hits at 0; `may_start_inside` is False where none can. Source:
+    quadratic of the infinite cylinder, then of the two end spheres (I. Quilez, "capsule
+    intersection"), solved for unit directions. Both spheres are solved from their own centres, so
+    that capsules which share a joint tie there exactly.
     """
     start, end, radius = capsule[:3], capsule[3:6], capsule[6]
     axis = end - start
-    offset = origins - start[:, None]
+    offset, delta = origins - start[:, None], origins - end[:, None]
     length2 = float(axis @ axis)
     along_d, along_o = _dot(directions, axis), _dot(offset, axis)
+    towards, square = _dot(directions, offset), _dot(offset, offset)
     a = length2 - along_d * along_d
-    b = length2 * _dot(directions, offset) - along_d * along_o
-    c = length2 * _dot(offset, offset) - along_o * along_o - radius**2 * length2
-    side = _entry(a, b, c)
-    height = along_o + np.where(np.isfinite(side), side, 0.0) * along_d
-    best = np.where((height > 0) & (height < length2), side, np.inf)
-    for centre in (start, end):
-        delta = origins - centre[:, None]
-        b, c = _dot(directions, delta), _dot(delta, delta) - radius**2
-        best = np.minimum(best, _entry(1.0, b, c))
-    best[best < 0] = np.inf
-    fraction = np.clip(along_o / max(length2, 1e-12), 0, 1)
-    nearest = offset - fraction * axis[:, None]
-    best[_dot(nearest, nearest) <= radius**2] = 0.0
+    b = length2 * towards - along_d * along_o
+    c = length2 * square - along_o * along_o - radius**2 * length2
+    with np.errstate(invalid="ignore", divide="ignore"):  # NaN stands for no root
+        a[a <= 0] = np.nan
+        side = _entry(a, b, c)
+        height = along_o + side * along_d
+        side[~((height > 0) & (height < length2))] = np.nan
+        near = _entry(1.0, towards, square - radius**2)
+        far = _entry(1.0, _dot(directions, delta), _dot(delta, delta) - radius**2)
+    best = np.asarray(np.fmin(np.fmin(side, near), far))
+    best[~(best >= 0)] = np.inf
+    if may_start_inside:
+        fraction = np.clip(along_o / max(length2, 1e-12), 0, 1)
+        nearest = offset - fraction * axis[:, None]
+        best[_dot(nearest, nearest) <= radius**2] = 0.0
     return best
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Dot product of vectors [3, …], as plain sums: the same on every machine."""
-    return np.asarray(a[0] * b[0] + a[1] * b[1] + a[2] * b[2])
+    total = a[0] * b[0]
+    total += a[1] * b[1]
+    total += a[2] * b[2]
+    return np.asarray(total)
 
 
 def _entry(a: np.ndarray | float, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Smaller root of a·t² + 2b·t + c; infinite where there is none."""
-    discriminant = b * b - a * c
-    real = (discriminant >= 0) & np.greater(a, 0)
-    root = (-b - np.sqrt(np.where(real, discriminant, 0.0))) / np.where(real, a, 1.0)
-    return np.where(real, root, np.inf)
+    """Smaller root of a·t² + 2b·t + c for a > 0; NaN where there is none."""
+    root = b * b
+    root -= a * c
+    np.sqrt(root, out=root)
+    np.subtract(-b, root, out=root)
+    root /= a
+    return np.asarray(root)
+
+
+def _may_start_inside(
+    origins: Float64[np.ndarray, "3 P"], capsules: Float64[np.ndarray, "N 7"]
+) -> Bool[np.ndarray, " N"]:
+    """Whether the box around all origins reaches the one around each capsule."""
+    low, high = _box(capsules)
+    room = 1e-6 * (1 + np.abs(capsules).max(axis=1, keepdims=True))  # for rounding
+    first, last = origins.min(axis=1), origins.max(axis=1)
+    return np.asarray(((first <= high + room) & (last >= low - room)).all(axis=1))
+
+
+def _box(capsules: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Lowest and highest corner [..., 3] of capsules [..., 7]."""
+    start, end, radius = capsules[..., :3], capsules[..., 3:6], capsules[..., 6:]
+    return np.minimum(start, end) - radius, np.maximum(start, end) + radius
 
 
 def first_hits(
@@ -86,20 +115,35 @@ def first_hits(
     """
     best = np.full(len(pixels), np.inf)
     index = np.full(len(pixels), -1)
-    columns, rows = np.floor(pixels).astype(np.intp).T
-    place = np.full((height, width), -1, np.int32)  # pixel of the picture → its entry in `pixels`
-    place[rows, columns] = np.arange(len(pixels))
+    if not len(pixels):
+        return index
     origins, directions = _rays(world_to_clip, pixels, width, height)
-    for number, capsule in enumerate(np.asarray(capsules, np.float64)):
-        if np.isnan(capsule).any():
-            continue
-        box = place[_outline_box(capsule, world_to_clip, width, height)]
-        near = box[box >= 0]
-        distance = ray_distances(origins[:, near], directions[:, near], capsule)
-        closer = distance < best[near]
-        best[near[closer]] = distance[closer]
-        index[near[closer]] = number
+    present = np.flatnonzero(~np.isnan(capsules).any(axis=1))
+    capsules = np.asarray(capsules, np.float64)[present]
+    boxes = _outline_boxes(capsules, world_to_clip, width, height)
+    may_start_inside = _may_start_inside(origins, capsules)
+    for chosen, near in enumerate(_pixels_in(pixels, boxes)):
+        rays = origins.take(near, axis=1), directions.take(near, axis=1)
+        distance = ray_distances(*rays, capsules[chosen], bool(may_start_inside[chosen]))
+        (closer,) = (distance < best.take(near)).nonzero()
+        near = near[closer]
+        best[near], index[near] = distance[closer], present[chosen]
     return index
+
+
+def _pixels_in(
+    pixels: Float64[np.ndarray, "P 2"], boxes: Int[np.ndarray, "N 4"]
+) -> Iterator[Int[np.ndarray, " n"]]:
+    """For each box (left, top, right, bottom) the places in `pixels` of those inside it."""
+    columns, rows = pixels.astype(np.intp).T
+    left, top = columns.min(), rows.min()
+    shape = rows.max() - top + 1, columns.max() - left + 1
+    place = np.full(shape, -1)  # pixel of the part of the picture that `pixels` cover → its place
+    place[rows - top, columns - left] = np.arange(len(pixels))
+    for box in boxes - (left, top, left, top):
+        from_column, from_row, to_column, to_row = np.maximum(box, 0)
+        inside = place[from_row:to_row, from_column:to_column]
+        yield inside[inside >= 0]
 
 
 def _rays(
@@ -118,46 +162,61 @@ def _rays(
     return near[:3] / near[3], towards / np.sqrt(_dot(towards, towards))
 
 
-def _outline_box(
-    capsule: np.ndarray, world_to_clip: np.ndarray, width: int, height: int
-) -> tuple[slice, slice]:
-    """Rows and columns of the pixels that the capsule's bounding box may cover."""
-    ends = capsule[:6].reshape(2, 3)
-    low, high = ends.min(axis=0) - capsule[6], ends.max(axis=0) + capsule[6]
-    corners = np.array([np.where(pick, high, low) for pick in product((False, True), repeat=3)])
-    outline, _ = project(corners, world_to_clip, width, height)
-    if np.isnan(outline).any():  # part of it lies behind the camera: no outline
-        return slice(0, height), slice(0, width)
-    # one pixel of room on each side, for rounding
-    left, top = np.clip(np.floor(outline.min(axis=0)) - 1, 0, (width, height)).astype(int)
-    right, bottom = np.clip(np.floor(outline.max(axis=0)) + 2, 0, (width, height)).astype(int)
-    return slice(top, bottom), slice(left, right)
+def _outline_boxes(
+    capsules: Float64[np.ndarray, "N 7"], world_to_clip: np.ndarray, width: int, height: int
+) -> Int[np.ndarray, "N 4"]:
+    """Left, top, right, bottom of the pixels that each capsule's bounding box may cover."""
+    low, high = _box(capsules)
+    corners = np.where(_CORNERS, high[:, None], low[:, None])
+    outlines, _ = project(corners, world_to_clip, width, height)
+    size = np.array([width, height])
+    # one pixel of room on each side, for rounding; NaN: a part of it lies behind the camera, so it
+    # has no outline
+    first = np.clip(np.nan_to_num(np.floor(outlines.min(axis=1)) - 1), 0, size)
+    last = np.where(np.isnan(outlines).any(axis=1), size, np.floor(outlines.max(axis=1)) + 2)
+    return np.concatenate([first, np.clip(last, 0, size)], axis=1).astype(np.intp)
 
 
 @dataclass(frozen=True)
-class _Outline:
-    """A capsule in the picture: a projected axis with a radius at each end, pixels."""
+class _Outlines:
+    """Capsules in the picture: projected axes with a radius at each end, pixels."""
 
-    start: Float64[np.ndarray, "2"]
-    axis: Float64[np.ndarray, "2"]
-    radius: float
-    growth: float
+    start_x: Float64[np.ndarray, " N"]
+    start_y: Float64[np.ndarray, " N"]
+    along_x: Float64[np.ndarray, " N"]
+    along_y: Float64[np.ndarray, " N"]
+    radius: Float64[np.ndarray, " N"]
+    growth: Float64[np.ndarray, " N"]
     """Radius at the end less the radius at the start."""
 
-    def distance(self, pixels: Float64[np.ndarray, "P 2"]) -> Float64[np.ndarray, " P"]:
-        """From each pixel to the outline: to the axis, less the radius there; negative inside."""
-        x, y = pixels[:, 0] - self.start[0], pixels[:, 1] - self.start[1]
-        along_x, along_y = self.axis
-        length2 = max(float(along_x * along_x + along_y * along_y), 1e-12)
-        fraction = np.clip((x * along_x + y * along_y) / length2, 0, 1)
+    def distances(self, chosen: Any, x: np.ndarray, y: np.ndarray) -> Float64[np.ndarray, "*shape"]:
+        """From pixels to the outlines `chosen`, an index: a number, or slices that broadcast.
+
+        The distance is the one to the axis, less the radius there; negative inside.
+        """
+        along_x, along_y = self.along_x[chosen], self.along_y[chosen]
+        length2 = np.maximum(along_x * along_x + along_y * along_y, 1e-12)
+        x, y = x - self.start_x[chosen], y - self.start_y[chosen]
+        fraction = x * along_x
+        fraction += y * along_y
+        fraction /= length2
+        np.clip(fraction, 0, 1, out=fraction)
         x -= fraction * along_x
         y -= fraction * along_y
-        return np.asarray(np.sqrt(x * x + y * y) - (self.radius + fraction * self.growth))
+        x *= x
+        y *= y
+        x += y
+        np.sqrt(x, out=x)
+        fraction *= self.growth[chosen]
+        fraction += self.radius[chosen]
+        x -= fraction
+        return np.asarray(x)
 
     @property
-    def steepness(self) -> float:
-        """The distance changes at most so much a pixel (a Lipschitz bound)."""
-        return 1 + abs(self.growth) / max(float(np.hypot(*self.axis)), 1e-6)
+    def steepness(self) -> Float64[np.ndarray, " N"]:
+        """A distance changes at most so much a pixel (a Lipschitz bound)."""
+        length = np.maximum(np.hypot(self.along_x, self.along_y), 1e-6)
+        return np.asarray(1 + np.abs(self.growth) / length)
 
 
 def nearest_in_image(
@@ -173,65 +232,78 @@ def nearest_in_image(
     pixels; equal distances go to the lower index. Axes are cut where they pass behind the camera;
     capsules wholly behind it do not count.
     """
-    outlines = {
-        number: outline
-        for number, capsule in enumerate(np.asarray(capsules, np.float64))
-        if (outline := _outline(capsule, world_to_clip, width, height))
-    }
     best = np.full(len(pixels), np.inf)
     index = np.full(len(pixels), -1)
-    tile, reachable = _candidates(pixels, list(outlines.values()))
-    for (number, outline), tiles in zip(outlines.items(), reachable, strict=True):
-        near = np.flatnonzero(tiles[tile])
-        distance = outline.distance(pixels[near])
-        closer = distance < best[near]
-        best[near[closer]], index[near[closer]] = distance[closer], number
+    numbers, outlines = _outlines(np.asarray(capsules, np.float64), world_to_clip, width, height)
+    if not len(pixels) or not len(numbers):
+        return index
+    x, y = np.ascontiguousarray(pixels.T)
+    tile, reachable = _candidates(x, y, outlines)
+    for chosen, number in enumerate(numbers):
+        (near,) = reachable[chosen].take(tile).nonzero()
+        distance = outlines.distances(chosen, x.take(near), y.take(near))
+        (closer,) = (distance < best.take(near)).nonzero()
+        near = near[closer]
+        best[near], index[near] = distance[closer], number
     return index
 
 
 def _candidates(
-    pixels: np.ndarray, outlines: list[_Outline]
+    x: np.ndarray, y: np.ndarray, outlines: _Outlines
 ) -> tuple[Int[np.ndarray, " P"], Bool[np.ndarray, "N tiles"]]:
     """Each pixel's tile, and which outlines may be the nearest of some pixel of a tile.
 
     An outline is out of reach in a tile where another's largest possible distance is smaller than
     its own smallest possible one.
     """
-    cells = (pixels // _TILE).astype(np.intp)
-    across, down = cells.max(axis=0, initial=0) + 1
-    tile = cells[:, 1] * across + cells[:, 0]
+    columns, rows = (np.floor(axis * (1 / _TILE)).astype(np.intp) for axis in (x, y))
+    left, top = columns.min(), rows.min()
+    across, down = columns.max() - left + 1, rows.max() - top + 1
+    tile = (rows - top) * across + (columns - left)
     middle_y, middle_x = (np.indices((down, across)).reshape(2, -1) + 0.5) * _TILE
-    centres = np.stack([middle_x, middle_y], axis=-1)
-    distances = np.array([outline.distance(centres) for outline in outlines])
+    distances = outlines.distances(np.s_[:, None], middle_x + left * _TILE, middle_y + top * _TILE)
     reach = _TILE * np.sqrt(0.5) + 1e-3  # half a tile's diagonal, and room for rounding
-    slack = np.array([[outline.steepness * reach] for outline in outlines])
-    if not outlines:
-        return tile, np.zeros((0, len(centres)), np.bool_)
+    slack = outlines.steepness[:, None] * reach
     return tile, distances - slack <= (distances + slack).min(axis=0)
 
 
-def _outline(
-    capsule: np.ndarray, world_to_clip: np.ndarray, width: int, height: int
-) -> _Outline | None:
-    """The capsule in the picture; None when it is absent or wholly behind the camera."""
-    seen = _visible_axis(capsule, world_to_clip)
-    if seen is None:
-        return None
-    (start, end), _ = project(seen, world_to_clip, width, height)
-    w = seen @ world_to_clip[:3, 3] + world_to_clip[3, 3]
-    radii = capsule[6] * np.linalg.norm(world_to_clip[:3, 0]) * (width / 2) / w
-    return _Outline(start, end - start, float(radii[0]), float(radii[1] - radii[0]))
+def _outlines(
+    capsules: Float64[np.ndarray, "N 7"], world_to_clip: np.ndarray, width: int, height: int
+) -> tuple[Int[np.ndarray, " n"], _Outlines]:
+    """The capsules in the picture and their numbers, without absent ones and those behind."""
+    numbers, axes = _visible_axes(capsules, world_to_clip)
+    ends, _ = project(axes, world_to_clip, width, height)
+    w = _clip_w(axes, world_to_clip)
+    radii = capsules[numbers, 6:] * np.linalg.norm(world_to_clip[:3, 0]) * (width / 2) / w
+    start, along = ends[:, 0], ends[:, 1] - ends[:, 0]
+    sides = (*start.T, *along.T, radii[:, 0], radii[:, 1] - radii[:, 0])
+    return numbers, _Outlines(*map(np.ascontiguousarray, sides))
 
 
-def _visible_axis(capsule: np.ndarray, world_to_clip: np.ndarray) -> np.ndarray | None:
-    """The capsule's axis [2, 3], cut to what lies in front of the camera."""
-    ends = capsule[:6].reshape(2, 3)
-    w = ends @ world_to_clip[:3, 3] + world_to_clip[3, 3]
-    if not w.max() > _IN_FRONT or np.isnan(capsule).any():
-        return None
-    if w.min() > _IN_FRONT:
-        return ends
-    behind, front = (0, 1) if w[0] < w[1] else (1, 0)
-    floor = max(_IN_FRONT, w[front] * 1e-2)
-    cut = ends[front] + (ends[behind] - ends[front]) * (w[front] - floor) / (w[front] - w[behind])
-    return np.stack([ends[front], cut])
+def _clip_w(points: Float64[np.ndarray, "*batch 3"], world_to_clip: np.ndarray) -> np.ndarray:
+    """Homogeneous clip coordinate w of world points: their depth along a perspective camera."""
+    return np.asarray(points @ world_to_clip[:3, 3] + world_to_clip[3, 3])
+
+
+def _visible_axes(
+    capsules: Float64[np.ndarray, "N 7"], world_to_clip: np.ndarray
+) -> tuple[Int[np.ndarray, " n"], Float64[np.ndarray, "n 2 3"]]:
+    """Numbers of the capsules that are not wholly behind the camera, and the axes before it."""
+    axes = capsules[:, :6].reshape(-1, 2, 3)
+    w = _clip_w(axes, world_to_clip)
+    present = ~np.isnan(capsules).any(axis=1)
+    numbers = np.flatnonzero(present & (w.max(axis=1, initial=-np.inf) > _IN_FRONT))
+    axes, w = axes[numbers].copy(), w[numbers]
+    for cut in np.flatnonzero(w.min(axis=1, initial=np.inf) <= _IN_FRONT):
+        behind, front = (0, 1) if w[cut, 0] < w[cut, 1] else (1, 0)
+        axes[cut] = _cut_axis(axes[cut, front], axes[cut, behind], w[cut, front], w[cut, behind])
+    return numbers, axes
+
+
+def _cut_axis(
+    front: np.ndarray, behind: np.ndarray, front_w: float, behind_w: float
+) -> Float64[np.ndarray, "2 3"]:
+    """The axis from its end in front of the camera to where it passes behind."""
+    floor = max(_IN_FRONT, front_w * 1e-2)
+    cut = front + (behind - front) * (front_w - floor) / (front_w - behind_w)
+    return np.stack([front, cut])

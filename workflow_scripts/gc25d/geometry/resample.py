@@ -1,12 +1,18 @@
 """From a captured picture to the model's: one centre crop and scale for frame, stencil, camera."""
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
+import torch
 from jaxtyping import Float64, UInt8
 from PIL import Image
+from torch.nn.functional import interpolate
 
 from gc25d.errors import UserError
+
+_REACH = 2  # of the bicubic filter to each side, in pixels of the coarser picture
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,10 @@ def fit_view(source_hw: tuple[int, int], target_hw: tuple[int, int]) -> View:
     """The largest centred box of the target's aspect; its sides may fall inside a pixel."""
     source_h, source_w = source_hw
     target_h, target_w = target_hw
-    scale = min(source_h / target_h, source_w / target_w)
-    width, height = target_w * scale, target_h * scale
+    if source_h * target_w <= source_w * target_h:  # the side that limits is taken as it is
+        width, height = target_w * source_h / target_h, float(source_h)
+    else:
+        width, height = float(source_w), target_h * source_w / target_w
     return View(
         source_hw, target_hw, (source_w - width) / 2, (source_h - height) / 2, width, height
     )
@@ -45,26 +53,65 @@ def fit_view(source_hw: tuple[int, int], target_hw: tuple[int, int]) -> View:
 def resample_frames(
     frames: UInt8[np.ndarray, "T H W 3"], view: View
 ) -> UInt8[np.ndarray, "T h w 3"]:
-    """Crop and scale with Pillow's bicubic filter, whose support grows with the shrink factor."""
-    _check(frames.shape[1:3], view)
-    if view.identity:
-        return frames
+    """Crop and scale, bicubic (a = −½); the filter's support grows with the shrink factor."""
     height, width = view.target_hw
-    scaled = [
-        np.asarray(
-            Image.fromarray(frame).resize((width, height), Image.Resampling.BICUBIC, box=view.box)
-        )
-        for frame in frames
-    ]
+    scaled = [resample_picture(Image.fromarray(frame), view) for frame in frames]
     return np.stack(scaled) if scaled else np.empty((0, height, width, 3), np.uint8)
 
 
-def resample_stencil(stencil: UInt8[np.ndarray, "T H W"], view: View) -> UInt8[np.ndarray, "T h w"]:
+def resample_picture(picture: Image.Image, view: View) -> UInt8[np.ndarray, "h w 3"]:
+    """`resample_frames` of one RGB picture.
+
+    torch's kernel is Pillow's algorithm with weights of 16 bits in place of 32: five times as fast,
+    the same on every processor, and off by one level in 1 of 100 values. It cannot start inside a
+    pixel nor look beyond its input, so a box that asks for either is left to Pillow.
+    """
+    _check((picture.height, picture.width), view)
+    if view.identity:
+        return np.asarray(picture)
+    height, width = view.target_hw
+    above = _margin(view.top, view.height, height, view.source_hw[0])
+    beside = _margin(view.left, view.width, width, view.source_hw[1])
+    if above is None or beside is None:
+        return np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC, box=view.box))
+    (rows, top, bottom), (columns, left, right) = above, beside
+    pixels = torch.from_numpy(np.array(picture.crop((left, top, right, bottom))))[None]
+    # seen so, the pixels lie as channels_last wants them, and the scaled ones too
+    scaled = interpolate(
+        pixels.permute(0, 3, 1, 2),
+        (height + 2 * rows, width + 2 * columns),
+        mode="bicubic",
+        antialias=True,
+    ).permute(0, 2, 3, 1)
+    return np.asarray(scaled[0].numpy()[rows : rows + height, columns : columns + width])
+
+
+def _margin(start: float, extent: float, target: int, source: int) -> tuple[int, int, int] | None:
+    """How much more of a picture's side to scale, so that the filter sees what it reaches.
+
+    Returns:
+        The target pixels beyond each end of the box, and where the box with them starts and ends;
+        None where that would be inside a pixel or outside the picture.
+    """
+    room = min(start, source - start - extent)
+    if not (start.is_integer() and extent.is_integer()):
+        return None
+    scale = Fraction(int(extent), target)
+    step = scale.denominator  # so many target pixels are whole source pixels
+    beyond = step * math.ceil(_REACH * max(Fraction(1), 1 / scale) / step) if room else 0
+    if beyond * scale > room or room < max(start, source - start - extent):
+        return None
+    return beyond, int(start - beyond * scale), int(start + extent + beyond * scale)
+
+
+def resample_stencil(
+    stencil: UInt8[np.ndarray, "*T H W"], view: View
+) -> UInt8[np.ndarray, "*T h w"]:
     """Crop and scale by the nearest source pixel: the one under the target pixel's centre."""
-    _check(stencil.shape[1:3], view)
+    _check(stencil.shape[-2:], view)
     rows = _nearest(view.top, view.height, view.target_hw[0], view.source_hw[0])
     columns = _nearest(view.left, view.width, view.target_hw[1], view.source_hw[1])
-    return np.asarray(stencil[:, rows[:, None], columns[None, :]])
+    return stencil.take(rows, axis=-2).take(columns, axis=-1)
 
 
 def _nearest(start: float, extent: float, target: int, source: int) -> np.ndarray:

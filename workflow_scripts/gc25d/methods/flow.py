@@ -43,6 +43,11 @@ def add_noise(clean: Tensor, noise: Tensor, timestep: Tensor) -> Tensor:
     return (1 - sigma) * clean + sigma * noise
 
 
+def clean_estimate(noisy: Tensor, velocity: Tensor, timestep: Tensor) -> Tensor:
+    """x̂0 = x_t − σ·v with σ = t/1000, in float32; `timestep` broadcasts against the latents."""
+    return noisy.float() - timestep / TIMESTEPS_PER_SIGMA * velocity.float()
+
+
 def velocity(clean: Tensor, noise: Tensor) -> Tensor:
     """The regression target ε − x0."""
     return noise - clean
@@ -59,10 +64,21 @@ def condition_first_frame(noisy: Tensor, clean: Tensor, timestep: Tensor) -> tup
     Returns:
         The model's input [B, C, F, h, w] and its timesteps [B, F] (0 for frame 0).
     """
+    return clean_first_frame(noisy, clean, timestep[:, None].expand(-1, noisy.shape[2]))
+
+
+def clean_first_frame(noisy: Tensor, clean: Tensor, per_frame: Tensor) -> tuple[Tensor, Tensor]:
+    """`condition_first_frame` of frames with timesteps of their own, `per_frame` [B, F]."""
     inputs = torch.cat([clean[:, :, :1], noisy[:, :, 1:]], dim=2)
-    per_frame = timestep[:, None].repeat(1, noisy.shape[2])
-    per_frame[:, 0] = 0
-    return inputs, per_frame
+    timesteps = per_frame.clone()
+    timesteps[:, 0] = 0
+    return inputs, timesteps
+
+
+def frame_errors(prediction: Tensor, target: Tensor) -> Tensor:
+    """Mean squared error of each frame but the first, float32 [B, F − 1]."""
+    difference = prediction[:, :, 1:].float() - target[:, :, 1:].float()
+    return difference.square().mean((1, 3, 4))
 
 
 def squared_error(prediction: Tensor, target: Tensor) -> Tensor:

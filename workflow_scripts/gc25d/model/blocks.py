@@ -107,7 +107,7 @@ class CrossAttention(Attention):
 
     def forward(self, tokens: Tensor, text: TextContext) -> Tensor:
         """[B, N, D] → [B, N, D]; keys and values are projected once for each distinct prompt."""
-        frames = text.selection.shape[0] // tokens.shape[0]
+        frames = text.frames // tokens.shape[0]
         query = by_frame(self.norm_q(self.q(tokens)), frames).flatten(0, 1)
         key = text.of_frames(self.norm_k(self.k(text.tokens)))
         value = text.of_frames(self.v(text.tokens))
@@ -145,6 +145,10 @@ class WanBlock(nn.Module):
         shift, scale, gate, ffn_shift, ffn_scale, ffn_gate = (own + modulation).unbind(2)
         update = self.self_attn(modulate(tokens, shift, scale, self.eps), rope, view)
         tokens = add_gated(tokens, update, gate)
-        tokens = tokens + self.cross_attn(self.norm3(tokens), text)
+        tokens = self.read_conditions(tokens, text, view)
         update = self.ffn(modulate(tokens, ffn_shift, ffn_scale, self.eps))
         return add_gated(tokens, update, ffn_gate)
+
+    def read_conditions(self, tokens: Tensor, text: TextContext, view: View | None) -> Tensor:
+        """Tokens [B, N, D] plus what they read of their frame's prompt."""
+        return tokens + cast(Tensor, self.cross_attn(self.norm3(tokens), text))

@@ -1,4 +1,4 @@
-"""What defines a Wan transformer: widths, depth, text shape and semantic vocabulary."""
+"""What defines a model of the zoo: widths, depth, text shape and semantic vocabulary."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -27,8 +27,6 @@ class WanConfig:
     """Transformer blocks."""
     text_dim: int = 4096
     """Width of a prompt's token embedding."""
-    text_len: int = 512
-    """Tokens of a padded prompt, L, for the record: no parameter and no result depends on it."""
     vocab: Vocab | None = None
     """Semantic vocabulary; None builds no semantic condition."""
     cond_dim: int = 1024
@@ -46,3 +44,91 @@ class WanConfig:
     def head_dim(self) -> int:
         """Width of an attention head, d."""
         return self.dim // self.num_heads
+
+
+@dataclass(frozen=True)
+class CausalConfig(WanConfig):
+    """A Wan transformer whose frames see their own chunk and those before."""
+
+    chunk_frames: int = 3
+    """Latent frames of a chunk; no parameter depends on it."""
+
+
+@dataclass(frozen=True)
+class MatrixGameConfig(CausalConfig):
+    """A causal Wan transformer that also takes keyboard and mouse input."""
+
+    keys: int = 6
+    """Keys of the keyboard's multi-hot input, n."""
+    action_blocks: int = 15
+    """Blocks, from the first on, that have an action module."""
+    action_dim: int = 1024
+    """Width of the action attention; a multiple of 6 times its heads."""
+    action_heads: int = 16
+    """Heads of the action attention."""
+    key_dim: int = 128
+    """Width of one frame's embedded keys."""
+    window: int = 3
+    """Latent frames whose video frames' actions a latent frame sees: its own and those before."""
+
+
+@dataclass(frozen=True)
+class HunyuanConfig:
+    """HunyuanVideo's image-to-video transformer, whose first frame is clean."""
+
+    num_heads: int = 24
+    """Attention heads."""
+    head_dim: int = 128
+    """Width of an attention head."""
+    num_layers: int = 20
+    """Blocks with a stream of its own for the text."""
+    num_single_layers: int = 40
+    """Blocks with one stream, after those."""
+    num_refiner_layers: int = 2
+    """Blocks that refine the prompt's tokens."""
+    rope_dims: tuple[int, int, int] = (16, 56, 56)
+    """Components of a head that encode frame, row and column; they add up to `head_dim`."""
+    text_dim: int = 4096
+    """Width of a prompt's token embedding."""
+    vocab: Vocab | None = None
+    """Semantic vocabulary; None builds no semantic condition."""
+    cond_dim: int = 1024
+    """Hidden width of the semantic condition."""
+    in_channels: int = 48
+    """Latent channels read and predicted."""
+    guidance: float = 1.0
+    """Embedded guidance scale that the model is always given."""
+
+    @property
+    def dim(self) -> int:
+        """Width of a token."""
+        return self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class CosmosConfig:
+    """Cosmos-Predict2's video-to-world transformer."""
+
+    num_heads: int = 16
+    """Attention heads."""
+    head_dim: int = 128
+    """Width of an attention head."""
+    num_layers: int = 28
+    """Blocks."""
+    adaln_dim: int = 256
+    """Inner width of the modulations."""
+    rope_scale: tuple[float, float, float] = (1.0, 3.0, 3.0)
+    """Stretch of the rotary positions of frames, rows and columns."""
+    text_dim: int = 1024
+    """Width of a prompt's token embedding."""
+    vocab: Vocab | None = None
+    """Semantic vocabulary; None builds no semantic condition."""
+    cond_dim: int = 1024
+    """Hidden width of the semantic condition."""
+    in_channels: int = 48
+    """Latent channels read and predicted."""
+
+    @property
+    def dim(self) -> int:
+        """Width of a token."""
+        return self.num_heads * self.head_dim

@@ -3,6 +3,19 @@
 import re
 
 CONDITION_PREFIX = "gc_sem_cond."
+ACTIONS = "action_model."
+"""Stands in the names of an action module's tensors, `blocks.i.action_model.*`."""
+
+
+def is_condition(name: str) -> bool:
+    """Whether a parameter or module belongs to the semantic condition."""
+    return f"{name}.".startswith(CONDITION_PREFIX)
+
+
+def is_action(name: str) -> bool:
+    """Whether a parameter or module belongs to an action module."""
+    return ACTIONS in f"{name}."
+
 
 # (native, diffusers), matched against whole dotted parts at the start of a name.
 _OUTER = (

@@ -28,12 +28,18 @@ def split_head(head_dim: int) -> tuple[int, int, int]:
     return head_dim - 2 * side, side, side
 
 
-def rope_table(grid: tuple[int, int, int], head_dim: int, device: torch.device) -> RopeTable:
-    """Angles of the tokens of a (frames, rows, columns) grid in token order, from float64."""
+def rope_table(
+    grid: tuple[int, int, int], head_dim: int, device: torch.device, first_frame: int = 0
+) -> RopeTable:
+    """Angles of the tokens of a (frames, rows, columns) grid in token order, from float64.
+
+    The grid's frames have the positions `first_frame`, `first_frame` + 1, …
+    """
     angles = []
+    firsts = (first_frame, 0, 0)
     for axis, (size, width) in enumerate(zip(grid, split_head(head_dim), strict=True)):
         exponents = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
-        positions = torch.arange(size, dtype=torch.float64, device=device)
+        positions = torch.arange(size, dtype=torch.float64, device=device) + firsts[axis]
         shape = [1, 1, 1, width // 2]
         shape[axis] = size
         table = torch.outer(positions, THETA**-exponents).reshape(shape)

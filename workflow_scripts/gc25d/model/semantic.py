@@ -46,19 +46,26 @@ def class_lut(vocab: Vocab) -> Lut:
     return tuple(lut)
 
 
+def video_frames(first: int, count: int) -> slice:
+    """The video frames of `count` latent frames from `first` on: one of frame 0, four of others."""
+    start, stop = (max(0, TOKEN_FRAMES * (cell - 1) + 1) for cell in (first, first + count))
+    return slice(start, stop)
+
+
 def cell_occupancy(
     sem_ids: Tensor, lut: Lut, classes: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Fraction of each 4×4-pixel cell that each class covers, gathered by token.
 
     Args:
-        sem_ids: uint8 [B, T, H, W], T = 4n + 1, H and W multiples of 32.
+        sem_ids: uint8 [B, T, H, W], H and W multiples of 32. T = 4n + 1 is a clip's beginning,
+            with its lone first frame; T = 4n are later frames, in groups of four.
         lut: class of each id (`class_lut`).
         classes: K.
         dtype: of the result; sixteenths are exact in all floating-point types.
 
     Returns:
-        [B, N, 4·8·8·K] in the order (frame, row, column, class). The lone first frame fills the
+        [B, N, 4·8·8·K] in the order (frame, row, column, class). A lone first frame fills the
         four frames of its tokens.
 
     Raises:
@@ -67,8 +74,8 @@ def cell_occupancy(
     batch, frames, height, width = sem_ids.shape
     counts = _cell_counts(sem_ids.contiguous().flatten(0, 1), lut, classes)
     counts = counts.view(batch, frames, *counts.shape[1:])
-    first = counts[:, :1].expand(-1, TOKEN_FRAMES, -1, -1, -1)
-    cells = torch.cat([first, counts[:, 1:]], dim=1)
+    copies = counts[:, :1].expand(-1, -frames % TOKEN_FRAMES, -1, -1, -1)
+    cells = torch.cat([copies, counts], dim=1)
     rows, columns = height // (CELL * TOKEN_CELLS), width // (CELL * TOKEN_CELLS)
     split = (batch, -1, TOKEN_FRAMES, rows, TOKEN_CELLS, columns, TOKEN_CELLS, classes)
     tokens = cells.view(split).permute(0, 1, 3, 5, 2, 4, 6, 7)
@@ -77,24 +84,22 @@ def cell_occupancy(
 
 def _cell_counts(frames: Tensor, lut: Lut, classes: int) -> Tensor:
     """Pixels of each class in each cell: uint8 [T, H, W] → uint8 [T, H/4, W/4, K]."""
-    if frames.device.type == "cpu":
+    if frames.device.type == "cpu" and not torch.compiler.is_compiling():
         return torch.from_numpy(count_cells_numpy(frames.numpy(), lut, classes))
     return count_cells_torch(frames, lut, classes)
 
 
 def count_cells_torch(frames: Tensor, lut: Lut, classes: int) -> Tensor:
-    """Cell counts on an accelerator: all frames at once; ids outside `lut` count nowhere."""
+    """Cell counts on an accelerator, one kernel once compiled; ids outside `lut` count nowhere."""
     total, height, width = frames.shape
-    rows, columns = height // CELL, width // CELL
-    counts = torch.empty(total, rows, columns, classes, dtype=torch.uint8, device=frames.device)
-    for index, identifiers in enumerate(_identifiers(lut, classes)):
+    split = (total, height // CELL, CELL, width // CELL, CELL)
+    counts = []
+    for identifiers in _identifiers(lut, classes):
         hits = frames == identifiers[0]
         for identifier in identifiers[1:]:
-            hits |= frames == identifier
-        words = hits.view(torch.int32).view(total, rows, CELL, columns)
-        sums = words[:, :, 0] + words[:, :, 1] + words[:, :, 2] + words[:, :, 3]
-        counts[..., index] = (sums * _ADD_BYTES) >> _TOP_BYTE
-    return counts
+            hits = hits | (frames == identifier)
+        counts.append(hits.view(split).sum((2, 4), dtype=torch.uint8))
+    return torch.stack(counts, dim=-1)
 
 
 def count_cells_numpy(frames: SemIds, lut: Lut, classes: int) -> UInt8[np.ndarray, "T h w K"]:
@@ -130,10 +135,13 @@ def _count_piece(frames: SemIds, counts: UInt8[np.ndarray, "T h w K"], lut: Lut)
         _refuse_unknown(frames, lut)
 
 
-@functools.cache
 def _identifiers(lut: Lut, classes: int) -> list[list[int]]:
     """The ids of each class."""
-    return [[i for i in range(256) if lut[i] == index] for index in range(classes)]
+    groups: list[list[int]] = [[] for _ in range(classes)]
+    for identifier, index in enumerate(lut):
+        if index != OUTSIDE:
+            groups[index].append(identifier)
+    return groups
 
 
 def _refuse_unknown(frames: SemIds, lut: Lut) -> NoReturn:

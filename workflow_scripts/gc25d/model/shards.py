@@ -23,6 +23,7 @@ def save_native_shards(
     *,
     dtype: torch.dtype = torch.bfloat16,
     shard_bytes: int = SHARD_BYTES,
+    text_len: int = 512,
 ) -> None:
     """Write weights with native names, an index when there are several shards, and config.json.
 
@@ -32,8 +33,9 @@ def save_native_shards(
         directory: created if need be; earlier weights in it are replaced.
         dtype: of the files. Only one shard at a time is held converted.
         shard_bytes: size from which a new shard starts.
+        text_len: rows to which Wan's own code pads a prompt; ours asks the prompts.
     """
-    _write_directory(tensors, _native_config(config), directory, dtype, shard_bytes)
+    _write_directory(tensors, _native_config(config, text_len), directory, dtype, shard_bytes)
 
 
 def save_diffusers(
@@ -105,7 +107,7 @@ def _converted(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, T
     return {name: tensor.detach().to("cpu", dtype) for name, tensor in tensors.items()}
 
 
-def _native_config(config: WanConfig) -> dict[str, Any]:
+def _native_config(config: WanConfig, text_len: int) -> dict[str, Any]:
     return {
         "_class_name": "WanModel",
         "model_type": "ti2v",
@@ -116,7 +118,7 @@ def _native_config(config: WanConfig) -> dict[str, Any]:
         "out_dim": config.out_channels,
         "num_heads": config.num_heads,
         "num_layers": config.num_layers,
-        "text_len": config.text_len,
+        "text_len": text_len,
         "eps": config.eps,
     }
 

@@ -4,15 +4,38 @@ Wan attends to a prompt's zero padding. All padded rows have one key and one val
 n tokens in L rows equals n keys plus one padding key whose logit gains log(L − n).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
+from gc25d.dataset.actions import ActionWindows
 from gc25d.errors import UserError
 
 _ROWS_MULTIPLE = 16  # key counts are rounded up: few shapes to compile, aligned kernels
 _PADDING_KEYS = 2
+
+
+class _SelectRows(Function):
+    """Rows of a matrix [P, M] by number [N] → [N, M].
+
+    Unlike that of indexing, the gradient is summed in a fixed order on every device: it is a
+    product with the choice as a one-hot matrix.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, chosen: Tensor) -> Tensor:
+        ctx.save_for_backward(chosen)
+        ctx.count = rows.shape[0]
+        return rows.index_select(0, chosen)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (chosen,) = ctx.saved_tensors
+        numbers = torch.arange(ctx.count, device=chosen.device)
+        one_hot = (chosen[:, None] == numbers).to(grads[0].dtype)
+        return one_hot.t() @ grads[0], None
 
 
 class TextContext(NamedTuple):
@@ -20,18 +43,21 @@ class TextContext(NamedTuple):
 
     tokens: Tensor
     """Projected prompts [P, R, D]."""
-    selection: Tensor
-    """One-hot [B·F, P]: the prompt of each frame."""
-    bias: Tensor
-    """Added to the logits of each frame's keys [B·F, R]."""
+    frames: int
+    """Latent frames of all samples together, B·F."""
+    chosen: Tensor | None
+    """The prompt of each frame, int64 [B·F]; None where prompt i is frame i's."""
+    bias: Tensor | None
+    """Added to the logits of each frame's keys [B·F, R]; None adds nothing."""
+    actions: ActionWindows | None = None
+    """What action modules read; None for models without them."""
 
     def of_frames(self, prompts: Tensor) -> Tensor:
-        """Each frame's share of a tensor by prompt: [P, R, D] → [B·F, R, D].
-
-        A one-hot product copies exactly, and its gradient, unlike that of indexing, is summed in
-        a fixed order on every device.
-        """
-        return (self.selection @ prompts.flatten(1)).reshape(-1, *prompts.shape[1:])
+        """Each frame's share of a tensor by prompt: [P, R, D] → [B·F, R, D]."""
+        if self.chosen is None:
+            return prompts
+        selected: Tensor = _SelectRows.apply(prompts.flatten(1), self.chosen)  # type: ignore[no-untyped-call]
+        return selected.reshape(-1, *prompts.shape[1:])
 
 
 def cut_prompts(prompts: Tensor, lengths: Tensor) -> Tensor:
@@ -49,8 +75,7 @@ def cut_prompts(prompts: Tensor, lengths: Tensor) -> Tensor:
     longest = int(lengths.max())
     if longest > rows:
         raise UserError(f"a prompt has {longest} tokens but {rows} rows: rebuild the text table")
-    needed = -(-(longest + _PADDING_KEYS) // _ROWS_MULTIPLE) * _ROWS_MULTIPLE
-    return prompts[:, :needed]
+    return prompts[:, : _aligned(longest + _PADDING_KEYS)]
 
 
 def padding_bias(lengths: Tensor, rows: int, text_len: int, dtype: torch.dtype) -> Tensor:
@@ -74,10 +99,26 @@ def padding_bias(lengths: Tensor, rows: int, text_len: int, dtype: torch.dtype) 
 def text_context(
     tokens: Tensor, lengths: Tensor, context_ids: Tensor, text_len: int
 ) -> TextContext:
-    """Join projected prompts [P, R, D] with each frame's choice `context_ids` [B, F]."""
-    lengths = lengths.to(tokens.device, non_blocking=True)
-    prompts = torch.arange(tokens.shape[0], device=tokens.device)
+    """Join projected prompts [P, R, D] with each frame's choice `context_ids` [B, F].
+
+    Where there are no fewer prompts than frames, nothing is shared: the frames' prompts are picked
+    once, here, instead of in every block.
+    """
     chosen = context_ids.to(tokens.device, non_blocking=True).flatten()
-    bias = padding_bias(lengths, tokens.shape[1], text_len, tokens.dtype)
-    selection = (chosen[:, None] == prompts).to(tokens.dtype)
-    return TextContext(tokens, selection, bias[chosen])
+    context = TextContext(tokens, chosen.numel(), chosen, None)
+    if not _all_full(lengths, text_len):
+        lengths = lengths.to(tokens.device, non_blocking=True)
+        bias = padding_bias(lengths, tokens.shape[1], text_len, tokens.dtype)
+        context = context._replace(bias=bias[chosen])
+    if tokens.shape[0] >= context.frames:
+        context = context._replace(tokens=context.of_frames(tokens), chosen=None)
+    return context
+
+
+def _all_full(lengths: Tensor, text_len: int) -> bool:
+    """Whether no prompt has padding; lengths on a device are not read: that would wait for it."""
+    return lengths.device.type == "cpu" and int(lengths.min()) == text_len
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _ROWS_MULTIPLE) * _ROWS_MULTIPLE

@@ -1,8 +1,7 @@
 """The Wan2.2-TI2V diffusion transformer with per-frame timesteps and prompts (native names)."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -10,28 +9,16 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gc25d.errors import UserError
-from gc25d.model.attention import attention_backends
-from gc25d.model.blocks import WanBlock, modulate
+from gc25d.model.block_call import block_call
+from gc25d.model.blocks import View, WanBlock, modulate
 from gc25d.model.config import PATCH, WanConfig
+from gc25d.model.interface import ModelOutput, check_inputs, rms
 from gc25d.model.rope import rope_table
 from gc25d.model.semantic import SemanticCondition
 from gc25d.model.text import TextContext, cut_prompts, text_context
 from gc25d.shapes import ContextIds, Latents, Prompts, Tokens
 
 _PERIOD = 10000.0  # longest period of the timestep embedding, in units of 2π timesteps
-_LATENT_PIXELS = 16  # pixels a side of a latent cell
-_LATENT_FRAMES = 4  # video frames of a latent frame after the first
-
-
-@dataclass(frozen=True)
-class WanOutput:
-    """What a forward pass returns."""
-
-    prediction: Latents
-    """Predicted velocity, shaped as the latents."""
-    stats: Mapping[str, Tensor]
-    """`x_rms` and `sem_rms`: rms of the patch-embedded and of the condition's tokens, detached."""
 
 
 class PatchEmbedding(nn.Conv3d):
@@ -71,9 +58,12 @@ class Head(nn.Module):
 class WanModel(nn.Module):
     """The transformer; `gc_sem_cond` exists when the configuration names a vocabulary."""
 
+    supports_gradient_accumulation_no_sync = True  # every micro-batch uses every parameter
+
     def __init__(self, config: WanConfig) -> None:
         super().__init__()
         self.config = config
+        self.recomputed: frozenset[int] = frozenset()  # blocks run again in the backward pass
         dim = config.dim
         self.patch_embedding = PatchEmbedding(config)
         self.text_embedding = nn.Sequential(
@@ -97,7 +87,7 @@ class WanModel(nn.Module):
         prompt_lengths: Int[Tensor, " P"],
         context_ids: ContextIds,
         sem_ids: UInt8[Tensor, "B T H W"] | None = None,
-    ) -> WanOutput:
+    ) -> ModelOutput:
         """Predict the velocity of noisy latents.
 
         Args:
@@ -112,21 +102,63 @@ class WanModel(nn.Module):
         Raises:
             UserError: sizes that do not fit each other or the model.
         """
-        self._check_sizes(latents, prompts, sem_ids)
+        self.check_sizes(latents, prompts, sem_ids)
+        text = self.embed_text(prompts, prompt_lengths, context_ids)
+        return self.predict(latents, timestep, text, sem_ids)
+
+    def predict(
+        self,
+        latents: Latents,
+        timestep: Float[Tensor, "B F"],
+        text: TextContext,
+        sem_ids: UInt8[Tensor, "B T H W"] | None,
+        first_frame: int = 0,
+        views: Sequence[View] | None = None,
+    ) -> ModelOutput:
+        """The forward pass with projected prompts.
+
+        Args:
+            latents: [B, 48, F, h, w].
+            timestep: float32 [B, F].
+            text: `embed_text` of the prompts.
+            sem_ids: uint8 [B, T, H, W] of these frames, or None.
+            first_frame: position of the first of these latent frames in its video.
+            views: what each block's self-attention sees; None shows all tokens to all.
+        """
         grid = (latents.shape[2], latents.shape[3] // PATCH[1], latents.shape[4] // PATCH[2])
+        tokens, stats = self.embed_tokens(latents, sem_ids)
+        time, modulation = self.embed_time(timestep)
+        tokens = self.run_blocks(tokens, modulation, text, grid, first_frame, views)
+        return ModelOutput(self.head(tokens, time, grid), stats)
+
+    def embed_tokens(
+        self, latents: Latents, sem_ids: UInt8[Tensor, "B T H W"] | None
+    ) -> tuple[Tokens, dict[str, Tensor]]:
+        """Patches plus the semantic condition [B, N, D], and the stats of `ModelOutput`."""
         tokens = self.patch_embedding(latents)
-        stats = {"x_rms": _rms(tokens), "sem_rms": torch.zeros_like(tokens[0, 0, 0])}
+        stats = {"x_rms": rms(tokens), "sem_rms": torch.zeros_like(tokens[0, 0, 0])}
         if self.gc_sem_cond is not None and sem_ids is not None:
             condition = self.gc_sem_cond(sem_ids)
-            stats["sem_rms"] = _rms(condition)
+            stats["sem_rms"] = rms(condition)
             tokens = tokens + condition
-        time, modulation = self.embed_time(timestep)
-        text = self.embed_text(prompts, prompt_lengths, context_ids)
-        rope = rope_table(grid, self.config.head_dim, latents.device)
-        with attention_backends(latents.device):
-            for block in self.blocks:
-                tokens = block(tokens, modulation, rope, text)
-        return WanOutput(self.head(tokens, time, grid), stats)
+        return tokens, stats
+
+    def run_blocks(
+        self,
+        tokens: Tokens,
+        modulation: Tensor,
+        text: TextContext,
+        grid: tuple[int, int, int],
+        first_frame: int = 0,
+        views: Sequence[View] | None = None,
+    ) -> Tokens:
+        """Tokens [B, N, D] of a (frames, rows, columns) grid through all blocks."""
+        rope = rope_table(grid, self.config.head_dim, tokens.device, first_frame)
+        shown: Sequence[View | None] = views or [None] * len(self.blocks)
+        for index, (block, view) in enumerate(zip(self.blocks, shown, strict=True)):
+            call = block_call(block, tokens.device, again=index in self.recomputed)
+            tokens = call(tokens, modulation, rope, text, view)
+        return tokens
 
     def embed_time(self, timestep: Float[Tensor, "B F"]) -> tuple[Tensor, Tensor]:
         """Timesteps → float32 embedding [B, F, D] and block modulation [B, F, 6, D]."""
@@ -143,28 +175,11 @@ class WanModel(nn.Module):
         tokens = self.text_embedding(cut.to(self.patch_embedding.weight.dtype))
         return text_context(tokens, lengths, context_ids, prompts.shape[1])
 
-    def _check_sizes(self, latents: Tensor, prompts: Tensor, sem_ids: Tensor | None) -> None:
-        frames, height, width = latents.shape[2:]
-        if height % PATCH[1] or width % PATCH[2]:
-            raise UserError(
-                f"latents are {height} x {width}, expected even sides: "
-                "frame sides must be multiples of 32 pixels"
-            )
-        if prompts.shape[2] != self.config.text_dim:
-            raise UserError(
-                f"prompts are {prompts.shape[2]} wide, the model expects {self.config.text_dim}: "
-                "build the model with the data set's text width"
-            )
-        expected = (
-            _LATENT_FRAMES * (frames - 1) + 1,
-            _LATENT_PIXELS * height,
-            _LATENT_PIXELS * width,
-        )
-        if sem_ids is not None and tuple(sem_ids.shape[1:]) != expected:
-            raise UserError(
-                f"sem_ids are {tuple(sem_ids.shape[1:])}, latents {tuple(latents.shape[2:])} "
-                f"expect (frames, height, width) {expected}: rebuild the clip"
-            )
+    def check_sizes(
+        self, latents: Tensor, prompts: Tensor, sem_ids: Tensor | None, first_frame: int = 0
+    ) -> None:
+        """Refuse sizes that do not fit each other or the model, as `forward` says."""
+        check_inputs(self.config, latents, prompts, sem_ids, first_frame)
 
 
 def sinusoidal_embedding(timestep: Float[Tensor, "B F"], width: int) -> Float[Tensor, "B F D"]:
@@ -178,7 +193,3 @@ def sinusoidal_embedding(timestep: Float[Tensor, "B F"], width: int) -> Float[Te
 def _linear_fp32(x: Tensor, layer: nn.Module) -> Tensor:
     layer = cast(nn.Linear, layer)
     return functional.linear(x, layer.weight.float(), layer.bias.float())
-
-
-def _rms(x: Tensor) -> Tensor:
-    return x.detach().float().square().mean().sqrt()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gc25d.errors import UserError
-from gc25d.model.names import CONDITION_PREFIX, to_native
+from gc25d.model.names import is_action, is_condition, to_native
 from gc25d.records import read_json
 from gc25d.tensors import open_tensors
 
@@ -32,7 +32,9 @@ class _Stored(NamedTuple):
 
 
 def load_base(model: nn.Module, source: Path) -> None:
-    """Copy base weights into `model`; a semantic condition that they lack stays as it is.
+    """Copy base weights into `model`; the additions that they lack stay as they are.
+
+    Additions are the semantic condition and the action modules.
 
     Args:
         model: a `WanModel`.
@@ -43,12 +45,22 @@ def load_base(model: nn.Module, source: Path) -> None:
         UserError: nothing to load, or tensors missing, extra, misshapen or not where the index
             says; names them.
     """
-    found = _locate([source] if source.is_file() else _weight_files(source))
+    found = _locate_base(source)
     own = model.state_dict()
-    if not any(name.startswith(CONDITION_PREFIX) for name in found):
-        own = {name: t for name, t in own.items() if not name.startswith(CONDITION_PREFIX)}
+    for is_addition in (is_condition, is_action):
+        if not any(map(is_addition, found)):
+            own = {name: tensor for name, tensor in own.items() if not is_addition(name)}
     _check(found, own, source)
     _copy(found, own)
+
+
+def base_shapes(source: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of base weights (as `load_base` finds them), by native name.
+
+    Raises:
+        UserError: nothing to load, or tensors are not where the index says.
+    """
+    return {name: stored.shape for name, stored in _locate_base(source).items()}
 
 
 def load_tensors(model: nn.Module, path: Path) -> None:
@@ -61,6 +73,10 @@ def load_tensors(model: nn.Module, path: Path) -> None:
     own = model.state_dict()
     _check(found, own, path)
     _copy(found, own)
+
+
+def _locate_base(source: Path) -> dict[str, _Stored]:
+    return _locate([source] if source.is_file() else _weight_files(source))
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -1,43 +1,193 @@
-"""Model sizes, seeded construction, and recovering a configuration from a checkpoint."""
+"""The models by name and size: configuration, construction and seeded initialisation."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias, overload
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import nn
 
+from gc25d.cells import UNAVAILABLE
 from gc25d.errors import UserError
-from gc25d.model.config import CELLS_PER_TOKEN, VOCABS, Vocab, WanConfig
+from gc25d.model.causal import CausalWanModel
+from gc25d.model.config import (
+    CELLS_PER_TOKEN,
+    VOCABS,
+    CausalConfig,
+    CosmosConfig,
+    HunyuanConfig,
+    MatrixGameConfig,
+    Vocab,
+    WanConfig,
+)
+from gc25d.model.initialise import draw_weights
+from gc25d.model.matrixgame import MatrixGameModel
 from gc25d.model.semantic import class_count
 from gc25d.model.wan import WanModel
 
-__all__ = ["SIZES", "WanConfig", "build_model", "config_from_tensors", "wan_config"]
+__all__ = [
+    "COSMOS_SIZES",
+    "FAMILIES",
+    "HUNYUAN_SIZES",
+    "SIZES",
+    "AnyConfig",
+    "WanConfig",
+    "build_model",
+    "config_from_tensors",
+    "construct",
+    "empty_model",
+    "named_config",
+    "wan_config",
+]
+
+AnyConfig: TypeAlias = WanConfig | HunyuanConfig | CosmosConfig
 
 SIZES: dict[str, WanConfig] = {
     "tiny": WanConfig(dim=192, ffn_dim=512, num_heads=6, num_layers=6, cond_dim=128),
     "1.3b": WanConfig(dim=1536, ffn_dim=8960, num_heads=12, num_layers=30),
     "5b": WanConfig(dim=3072, ffn_dim=14336, num_heads=24, num_layers=30),
 }
+"""Wan's sizes; those of `wan_causal` and, with action modules, of `matrixgame2` too."""
 
-_EMBEDDING_STD = 0.02
+HUNYUAN_SIZES: dict[str, HunyuanConfig] = {
+    "tiny": HunyuanConfig(
+        num_heads=4,
+        head_dim=24,
+        num_layers=2,
+        num_single_layers=2,
+        num_refiner_layers=1,
+        rope_dims=(8, 8, 8),
+        cond_dim=128,
+    ),
+    "13b": HunyuanConfig(),
+}
+COSMOS_SIZES: dict[str, CosmosConfig] = {
+    "tiny": CosmosConfig(num_heads=4, head_dim=24, num_layers=4, adaln_dim=32, cond_dim=128),
+    "2b": CosmosConfig(),
+    "14b": CosmosConfig(num_heads=40, num_layers=36, rope_scale=(20 / 24, 2.0, 2.0)),
+}
+FAMILIES: dict[str, Mapping[str, AnyConfig]] = {
+    "wan": SIZES,
+    "wan_causal": SIZES,
+    "matrixgame2": SIZES,
+    "hunyuan": HUNYUAN_SIZES,
+    "cosmos": COSMOS_SIZES,
+}
+"""Sizes of each model."""
 
 
-def wan_config(size: str, vocab: Vocab | None, text_dim: int, text_len: int) -> WanConfig:
-    """The configuration of a named size.
+def named_config(
+    name: str, size: str, vocab: Vocab | None, text_dim: int, chunk_frames: int
+) -> AnyConfig:
+    """The configuration of a model by name and size.
+
+    Args:
+        name: one of `FAMILIES`.
+        size: one of the model's.
+        vocab: semantic vocabulary, None for a model without a semantic condition.
+        text_dim: width of a prompt's token embedding.
+        chunk_frames: latent frames of a chunk, for the causal models.
+
+    Raises:
+        UserError: an unknown or unavailable name, or a size that the model does not have.
+    """
+    if name in UNAVAILABLE:
+        raise UserError(f"model {name} is not available: {UNAVAILABLE[name]}; {_choices()}")
+    if name not in FAMILIES:
+        raise UserError(f"model {name!r} is unknown: {_choices()}")
+    if size not in FAMILIES[name]:
+        raise UserError(
+            f"model size {size!r} is unknown: choose one of {', '.join(FAMILIES[name])} for {name}"
+        )
+    config = FAMILIES[name][size]
+    if not isinstance(config, WanConfig):
+        return dataclasses.replace(config, vocab=vocab, text_dim=text_dim)
+    shared = dataclasses.asdict(wan_config(size, vocab, text_dim))
+    if name == "wan_causal":
+        return CausalConfig(**shared, chunk_frames=chunk_frames)
+    if name == "matrixgame2":
+        game = MatrixGameConfig(**shared, chunk_frames=chunk_frames)
+        return _with_tiny_actions(game) if size == "tiny" else game
+    return WanConfig(**shared)
+
+
+def _with_tiny_actions(config: MatrixGameConfig) -> MatrixGameConfig:
+    return dataclasses.replace(config, action_blocks=3, action_dim=96, action_heads=4, key_dim=32)
+
+
+def _choices() -> str:
+    return f"choose one of {', '.join(FAMILIES)}"
+
+
+def wan_config(size: str, vocab: Vocab | None, text_dim: int) -> WanConfig:
+    """The configuration of a named size of `wan`.
 
     Raises:
         UserError: an unknown size.
     """
     if size not in SIZES:
         raise UserError(f"model size {size!r} is unknown: choose one of {', '.join(SIZES)}")
-    return dataclasses.replace(SIZES[size], vocab=vocab, text_dim=text_dim, text_len=text_len)
+    return dataclasses.replace(SIZES[size], vocab=vocab, text_dim=text_dim)
 
 
-def build_model(config: WanConfig, seed: int, *, zero_head: bool = True) -> WanModel:
+@overload
+def construct(config: WanConfig) -> WanModel: ...
+
+
+@overload
+def construct(config: AnyConfig) -> nn.Module: ...
+
+
+def construct(config: AnyConfig) -> nn.Module:
+    """The model of a configuration, its weights as its library leaves them.
+
+    Under `torch.device("meta")` this is cheap. Loads diffusers for models that come from it.
+    """
+    match config:
+        case MatrixGameConfig():
+            return MatrixGameModel(config)
+        case CausalConfig():
+            return CausalWanModel(config, config.chunk_frames)
+        case WanConfig():
+            return WanModel(config)
+        case HunyuanConfig():
+            from gc25d.model.hunyuan import HunyuanModel
+
+            return HunyuanModel(config)
+        case CosmosConfig():
+            from gc25d.model.cosmos import CosmosModel
+
+            return CosmosModel(config)
+
+
+@overload
+def empty_model(config: WanConfig, device: torch.device) -> WanModel: ...
+
+
+@overload
+def empty_model(config: AnyConfig, device: torch.device) -> nn.Module: ...
+
+
+def empty_model(config: AnyConfig, device: torch.device) -> nn.Module:
+    """A float32 model on `device` whose weights are whatever the memory held."""
+    with torch.device("meta"):
+        model = construct(config)
+    return model.to_empty(device=device)
+
+
+@overload
+def build_model(config: WanConfig, seed: int, *, zero_head: bool = True) -> WanModel: ...
+
+
+@overload
+def build_model(config: AnyConfig, seed: int, *, zero_head: bool = True) -> nn.Module: ...
+
+
+def build_model(config: AnyConfig, seed: int, *, zero_head: bool = True) -> nn.Module:
     """A float32 model on the CPU with Wan's initialisation, a pure function of the arguments.
 
-    Base weights do not depend on the vocabulary. The global generator is left untouched.
+    Base weights do not depend on the vocabulary, nor any on whether there are action modules. The
+    global generator is left untouched.
 
     Args:
         config: shape of the model.
@@ -45,46 +195,13 @@ def build_model(config: WanConfig, seed: int, *, zero_head: bool = True) -> WanM
         zero_head: as Wan has it: the first prediction is zero and so is every gradient before the
             head. False draws the head's weights too, for checks that need gradients.
     """
-    with torch.device("meta"):
-        model = WanModel(config)
-    model.to_empty(device="cpu")
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, module in model.named_modules():
-            _initialise(name, module, generator)
-        if zero_head:
-            model.head.head.weight.zero_()
-        if model.gc_sem_cond is not None:
-            model.gc_sem_cond.proj_out.weight.zero_()
+    model = empty_model(config, torch.device("cpu"))
+    draw_weights(model, seed, zero_head=zero_head)
     return model
 
 
-def _initialise(name: str, module: nn.Module, generator: Generator) -> None:
-    """Draw a module's own parameters: norms 1, biases 0, text and time embeddings N(0, 0.02²)."""
-    for key, parameter in module.named_parameters(recurse=False):
-        if key == "modulation":
-            parameter.normal_(generator=generator).div_(parameter.shape[-1] ** 0.5)
-        elif key == "bias":
-            parameter.zero_()
-        elif parameter.ndim == 1:
-            parameter.fill_(1.0)
-        elif name.startswith(("text_embedding", "time_embedding")):
-            parameter.normal_(std=_EMBEDDING_STD, generator=generator)
-        else:
-            _xavier(parameter, generator)
-
-
-def _xavier(weight: Tensor, generator: Generator) -> None:
-    """Glorot's uniform initialisation of a weight seen as [out, in]."""
-    flat = weight.flatten(1)
-    bound = math.sqrt(6 / (flat.shape[0] + flat.shape[1]))
-    flat.uniform_(-bound, bound, generator=generator)
-
-
-def config_from_tensors(shapes: Mapping[str, Sequence[int]], text_len: int = 512) -> WanConfig:
+def config_from_tensors(shapes: Mapping[str, Sequence[int]]) -> WanConfig:
     """The configuration whose parameters have these native names and shapes.
-
-    `text_len` is not in the shapes.
 
     Raises:
         UserError: no Wan checkpoint, or of a size that `SIZES` does not have.
@@ -101,7 +218,6 @@ def config_from_tensors(shapes: Mapping[str, Sequence[int]], text_len: int = 512
                 config,
                 in_channels=in_channels,
                 text_dim=text_dim,
-                text_len=text_len,
                 vocab=_vocab_of(shapes.get("gc_sem_cond.proj_in.weight")),
             )
     known = ", ".join(f"{name} {c.dim} x {c.num_layers}" for name, c in SIZES.items())

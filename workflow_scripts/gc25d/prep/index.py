@@ -1,15 +1,17 @@
 """All runs' rows → the index of the data set, its counts and its fingerprint. Pure functions."""
 
 import difflib
+import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from random import Random
 from typing import Any
 
 from gc25d.errors import UserError
 from gc25d.prep.store import ids_file, latents_file
-from gc25d.records import digest_json
+from gc25d.records import canonical_json
 
 Row = dict[str, Any]
 _KEPT = ("clip_id", "run", "start", "drop", "reason", "flags", "text_keys", "digests", "ground_z")
@@ -55,13 +57,16 @@ def failed_runs(rows: Iterable[Row]) -> dict[str, str]:
     return dict(sorted(failed.items()))
 
 
-def build_rows(rows: Sequence[Row], choice: Choice, shape: Sequence[int]) -> list[Row]:
+def build_rows(
+    rows: Sequence[Row], choice: Choice, shape: Sequence[int], prepared: str = ""
+) -> list[Row]:
     """The rows of index/clips.jsonl, sorted by clip id.
 
     Args:
         rows: all runs' rows, in any order.
         choice: the splits, the buried clips and the limit.
         shape: frames, height and width that every clip must have.
+        prepared: the folder that holds latents/ and ids/, seen from the data folder.
 
     Raises:
         UserError: a clip occurs twice or has another shape, a named run or clip does not exist, or
@@ -74,16 +79,19 @@ def build_rows(rows: Sequence[Row], choice: Choice, shape: Sequence[int]) -> lis
     _check_named("prep.val_runs", choice.val_runs, {row["run"] for row in rows})
     unread = [clip for clip in choice.buried if clip.rpartition("__")[0] in failed]
     _check_named("prep.buried", choice.buried, {row["clip_id"] for row in clips}, unread)
-    indexed = [_indexed(row, choice) for row in clips]
+    indexed = [_indexed(row, choice, PurePosixPath(prepared)) for row in clips]
     for split in ("train", "val"):
         _check_usable(split, indexed, failed)
     return _limited(indexed, choice.limit, choice.limit_seed) if choice.limit else indexed
 
 
-def _indexed(row: Row, choice: Choice) -> Row:
+def _indexed(row: Row, choice: Choice, prepared: PurePosixPath) -> Row:
     made = {key: row[key] for key in _KEPT} | {key: row[key] for key in _OPTIONAL if key in row}
     made["split"] = "val" if row["run"] in choice.val_runs else "train"
-    made["paths"] = {"latents": latents_file(row["run"]), "ids": ids_file(row["run"])}
+    made["paths"] = {
+        "latents": str(prepared / latents_file(row["run"])),
+        "ids": str(prepared / ids_file(row["run"])),
+    }
     if row["clip_id"] in choice.buried and not row["drop"]:
         made |= {"drop": True, "reason": "buried"}
     return made
@@ -187,5 +195,11 @@ def fingerprint(rows: Iterable[Row], geometry: Mapping[str, int], table_digest: 
 
     Neither paths nor times nor reasons enter, so equal data have equal fingerprints anywhere.
     """
-    content = [{key: row[key] for key in _FINGERPRINTED} for row in rows]
-    return digest_json({"clips": content, "geometry": dict(geometry), "text": table_digest})
+    # The canonical JSON of {"clips": […], "geometry": {…}, "text": "…"}, a row at a time.
+    digest = hashlib.sha256(b'{"clips":[')
+    for number, row in enumerate(rows):
+        content = canonical_json({key: row[key] for key in _FINGERPRINTED})
+        digest.update(b"," * (number > 0) + content)
+    digest.update(b'],"geometry":' + canonical_json(dict(geometry)))
+    digest.update(b',"text":' + canonical_json(table_digest) + b"}")
+    return digest.hexdigest()

@@ -5,7 +5,7 @@ boss's, 255 unknown.
 """
 
 import numpy as np
-from jaxtyping import Float, Float64, UInt8
+from jaxtyping import Float, Float64, Int, UInt8
 
 from gc25d.capture.classes import BODY, FIRST_PART, PARTS, STENCIL
 from gc25d.errors import UserError
@@ -57,32 +57,35 @@ def part_ids(
     if highest > _HIGHEST:
         raise UserError(f"stencil class {highest}: expected 0..{_HIGHEST}; check the exporter")
     ids = stencil.copy()
-    for who, first in FIRST_PART.items():
-        own = np.isin(part, range(first, first + len(BODY)))
-        for frame, camera, posed in zip(ids, world_to_clip, capsules[:, own], strict=True):
-            _paint(frame, STENCIL[who], camera, posed, part[own], first + BODY.index("torso"))
+    owned = {
+        STENCIL[who]: np.isin(part, range(first, first + len(BODY)))
+        for who, first in FIRST_PART.items()
+    }
+    for frame, camera, posed in zip(ids, world_to_clip, capsules, strict=True):
+        places = np.flatnonzero(frame.reshape(-1) > LAST_STATIC)
+        shown = frame.reshape(-1).take(places)
+        for (character, own), first in zip(owned.items(), FIRST_PART.values(), strict=True):
+            # an index of −1 picks the torso, appended last
+            parts = np.append(part[own], np.uint8(first + BODY.index("torso")))
+            _paint(frame, places[shown == character], camera, posed[own], parts)
     return ids
 
 
 def _paint(
-    ids: np.ndarray,
-    character: int,
-    camera: np.ndarray,
-    capsules: np.ndarray,
-    part: np.ndarray,
-    torso: int,
+    ids: UInt8[np.ndarray, "H W"],
+    places: Int[np.ndarray, " P"],
+    camera: Float64[np.ndarray, "4 4"],
+    capsules: Float[np.ndarray, "N 7"],
+    parts: UInt8[np.ndarray, " N+1"],
 ) -> None:
-    """Replace `character` in one picture [H, W] by the parts of its capsules, in place."""
+    """Replace one character's pixels (places in the flat picture) by its capsules' parts."""
     height, width = ids.shape
-    rows, columns = np.nonzero(ids == character)
-    if not len(rows):
-        return
+    rows, columns = np.divmod(places, width)
     pixels = np.stack([columns, rows], axis=-1) + 0.5
     chosen = first_hits(pixels, capsules, camera, width, height)
     missed = np.flatnonzero(chosen < 0)
     chosen[missed] = nearest_in_image(pixels[missed], capsules, camera, width, height)
-    # an index of −1 picks the torso, appended last
-    ids[rows, columns] = np.append(part, np.uint8(torso))[chosen]
+    ids.reshape(-1)[places] = parts[chosen]
 
 
 def collapse_parts(sem_ids: UInt8[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*shape"]:

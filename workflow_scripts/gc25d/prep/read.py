@@ -1,26 +1,28 @@
 """A raw run's clips at their final size: frames, and beside them packed ids, cameras and a row."""
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
 
 from gc25d.capture.format import (
+    CameraFile,
     ClipTable,
     RawClip,
     RunMeta,
-    frame_count,
+    SkeletonFile,
+    check_counts,
+    frame_pictures,
     index_frames,
     index_stencil,
-    read_cameras,
     read_clips,
-    read_frames,
     read_meta,
-    read_skeletons,
-    read_stencil,
+    stencil_pictures,
 )
 from gc25d.capture.tars import Series
 from gc25d.errors import UserError
@@ -29,7 +31,7 @@ from gc25d.geometry.resample import (
     View,
     fit_view,
     resample_cameras,
-    resample_frames,
+    resample_picture,
     resample_stencil,
 )
 from gc25d.prep.faults import check_listing, listing_faults
@@ -39,7 +41,6 @@ from gc25d.prep.text import NULL_PROMPT
 from gc25d.shapes import RgbFrames, SemIds, WorldToClip
 
 Row = dict[str, Any]
-_BLOCK = 9  # pictures held at the capture's own size
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,12 @@ class RawRun:
     table: ClipTable
     frames: Series
     stencil: Series
+    cameras: CameraFile
+    skeletons: SkeletonFile
     view: View
     """From a captured picture to the clip's size."""
+    block: int = 9
+    """Frames that one process reads at once."""
 
     @classmethod
     def open(cls, run_dir: Path, run_id: str, frames: int, height: int, width: int) -> Self:
@@ -64,20 +69,27 @@ class RawRun:
                 and skeletons differ in number.
         """
         meta = read_meta(run_dir)
-        frame_count(run_dir)
         pictures, stencil = index_frames(run_dir), index_stencil(run_dir)
+        cameras, skeletons = CameraFile.open(run_dir), SkeletonFile.open(run_dir)
+        check_counts(pictures, stencil, cameras, skeletons)
         view = fit_view((meta.height, meta.width), (height, width))
         table = read_clips(run_dir, frames)
         if not table.clips:
             raise UserError(
                 f"{run_dir}: clips_{frames}.json lists no clip: list some, or remove the run"
             )
-        return cls(run_dir, run_id, meta, table, pictures, stencil, view)
+        return cls(run_dir, run_id, meta, table, pictures, stencil, cameras, skeletons, view)
 
     @property
     def frames_shape(self) -> tuple[int, int, int, int]:
         """Shape [T, H, W, 3] of a clip's frames."""
         return (self.table.frames, *self.view.target_hw, 3)
+
+    @cached_property
+    def blocks(self) -> list[tuple[int, int]]:
+        """Ranges of frames of a clip, each the work of one process."""
+        count = self.table.frames
+        return [(begin, min(begin + self.block, count)) for begin in range(0, count, self.block)]
 
     def clip_id(self, clip: RawClip) -> str:
         """`<scene>__<run>__<start>`, the start in six digits."""
@@ -95,8 +107,32 @@ class RawRun:
 
 
 @dataclass(frozen=True)
+class Pictures:
+    """Where a clip is read into."""
+
+    frames: RgbFrames
+    sem_ids: SemIds
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int, int, int]) -> Self:
+        """Memory of its own, for frames of `shape` [T, H, W, 3]."""
+        return cls.of(np.empty(cls.size(shape), np.uint8), shape)
+
+    @classmethod
+    def of(cls, memory: UInt8[np.ndarray, " size"], shape: tuple[int, int, int, int]) -> Self:
+        """The memory given, `size(shape)` bytes."""
+        frames, sem_ids = np.split(memory, [math.prod(shape)])
+        return cls(frames.reshape(shape), sem_ids.reshape(shape[:3]))
+
+    @staticmethod
+    def size(shape: tuple[int, int, int, int]) -> int:
+        """Bytes of both."""
+        return math.prod(shape) + math.prod(shape[:3])
+
+
+@dataclass(frozen=True)
 class ReadClip:
-    """What was read of a clip beside its frames; of a dropped clip only the row."""
+    """What was read of a clip beside its pictures; of a dropped clip only the row."""
 
     row: Row
     packed_ids: np.ndarray | None = None
@@ -104,48 +140,53 @@ class ReadClip:
     world_to_clip: WorldToClip | None = None
 
 
-def read_clip(run: RawRun, clip: RawClip, frames: RgbFrames) -> ReadClip:
-    """Read a clip, its pictures into `frames` [T, H, W, 3]; one that cannot be read is dropped."""
+def read_clip(run: RawRun, clip: RawClip, pictures: Pictures) -> ReadClip:
+    """Read a clip, block after block; one that cannot be read is dropped."""
+    faults = (read_block(run, clip, block, pictures) for block in range(len(run.blocks)))
+    return finish_clip(run, clip, pictures.sem_ids, next(filter(None, faults), ""))
+
+
+def read_block(run: RawRun, clip: RawClip, block: int, pictures: Pictures) -> str:
+    """Read one of `run.blocks` into its place in `pictures`; returns what is wrong, or ""."""
+    begin, end = run.blocks[block]
+    start, frames = clip.start + begin, pictures.frames[begin:end]
+    size = run.meta.width, run.meta.height
     try:
         check_listing(clip, run.table.clips)
-        return _read(run, clip, frames)
+        stencil = pictures.sem_ids[begin:end]
+        shown = stencil_pictures(run.stencil, size, start, end - begin)
+        for into, classes in zip(stencil, shown, strict=True):
+            into[:] = resample_stencil(classes, run.view)
+        pictures_shown = frame_pictures(run.frames, size, start, end - begin)
+        for into, picture in zip(frames, pictures_shown, strict=True):
+            into[:] = resample_picture(picture, run.view)
+        cameras = resample_cameras(run.cameras.of(start, end - begin), run.view)
+        skeletons = run.skeletons.of(start, end - begin)
+        stencil[:] = part_ids(stencil, cameras, skeletons.capsules, skeletons.part)
     except (UserError, OSError, np.linalg.LinAlgError) as error:
-        reason = reason_of(error, run.run_dir, run.run_id)
-        return ReadClip(_row(run, clip) | {"drop": True, "reason": reason})
+        return reason_of(error, run.run_dir, run.run_id)
+    return ""
 
 
-def _read(run: RawRun, clip: RawClip, frames: RgbFrames) -> ReadClip:
-    start, count = clip.start, run.table.frames
-    stencil = np.empty(frames.shape[:3], np.uint8)
-    for begin, end in _blocks(count):
-        block = read_stencil(run.run_dir, start + begin, end - begin, index=run.stencil)
-        stencil[begin:end] = resample_stencil(block, run.view)
-    for begin, end in _blocks(count):
-        pictures = read_frames(run.run_dir, start + begin, end - begin, index=run.frames)
-        frames[begin:end] = resample_frames(pictures, run.view)
-    cameras = resample_cameras(read_cameras(run.run_dir, start, count), run.view)
-    skeletons = read_skeletons(run.run_dir, start, count)
-    sem_ids = part_ids(stencil, cameras, skeletons.capsules, skeletons.part)
-    return _packed(run, clip, sem_ids, np.ascontiguousarray(cameras))
-
-
-def _blocks(count: int) -> Iterator[tuple[int, int]]:
-    for begin in range(0, count, _BLOCK):
-        yield begin, min(begin + _BLOCK, count)
-
-
-def _packed(run: RawRun, clip: RawClip, sem_ids: SemIds, cameras: WorldToClip) -> ReadClip:
+def finish_clip(run: RawRun, clip: RawClip, sem_ids: SemIds, fault: str) -> ReadClip:
+    """Pack the ids of a clip whose blocks were all read, or drop it for its first fault."""
+    row = _row(run, clip)
+    if fault:
+        return ReadClip(row | {"drop": True, "reason": fault})
     packed = pack_ids(sem_ids)
-    row = _row(run, clip) | {
+    cameras = run.cameras.of(clip.start, run.table.frames)
+    world_to_clip = np.ascontiguousarray(resample_cameras(cameras, run.view))
+    static = int(np.count_nonzero(sem_ids <= LAST_STATIC))
+    row |= {
         "prompts": {key: run.prompt(key) for key in sorted(set(clip.text_keys))},
-        "static_share": round(float((sem_ids <= LAST_STATIC).mean()), 6),
-        "character_share": round(float((sem_ids > LAST_STATIC).mean()), 6),
+        "static_share": round(static / sem_ids.size, 6),
+        "character_share": round((sem_ids.size - static) / sem_ids.size, 6),
         "digests": {
             "ids": digest_tensor(packed),
-            "world_to_clip": digest_tensor(torch.from_numpy(cameras)),
+            "world_to_clip": digest_tensor(torch.from_numpy(world_to_clip)),
         },
     }
-    return ReadClip(row, packed.numpy(), cameras)
+    return ReadClip(row, packed.numpy(), world_to_clip)
 
 
 def _row(run: RawRun, clip: RawClip) -> Row:

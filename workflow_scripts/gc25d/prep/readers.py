@@ -1,31 +1,42 @@
 """Clips read ahead by worker processes, handed over in order through shared memory.
 
-Worker w of W reads clips w, w + W, w + 2W, … into two frame buffers of its own, turn by turn, and
-waits until a buffer is released: memory stays at 2·W clips. What is read depends on the clip alone,
-so the number of workers changes nothing. A worker that finds its pipe closed ends by itself.
+The unit of work is a block of a clip's frames. All workers take the next block from one pipe, so
+that they share every clip, the first one too, and none waits for another. Clips take turns in
+workers + 2 places of memory; a place that is released is given to the clip that comes next there.
+What is read depends on the clip alone, so the number of workers changes nothing. Workers that find
+the pipe closed end by themselves.
 """
 
 import contextlib
 import multiprocessing
 import os
+import struct
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
-from ctypes import c_ubyte
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection, wait
 
 import numpy as np
 
 from gc25d.capture.format import RawClip
 from gc25d.errors import UserError
-from gc25d.prep.read import RawRun, ReadClip, read_clip
+from gc25d.prep.read import Pictures, RawRun, ReadClip, finish_clip, read_block, read_clip
+from gc25d.prep.shared import SharedBytes
 from gc25d.shapes import RgbFrames
 
-# A worker is one of many: threads of its own for matrix products would only crowd the others out.
-# The variables are read when a process starts, so they are set around the start of the workers'.
+# Read when a process starts, so they are set around the start of the workers'. A worker is one of
+# many: threads of its own for matrix products would only crowd the others out.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_BUFFERS = 2  # of a worker: it reads into one while the other waits for the encoder
+# Imported once, before workers are forked: this module, and what the step's main module imports,
+# which every worker imports again.
+_PRELOADED = (__name__, "gc25d.prep.prepare", "gc25d.step_settings")
+# Clips in memory beyond one for each worker. More would not be read sooner, and the first use of
+# memory costs a worker as much as a tenth of a clip.
+_MORE_PLACES = 2
+# Clip, place, block: 8 bytes, so that a read of a pipe never gets half of one.
+_TASK = struct.Struct("<IHH")
 
 
 @dataclass(frozen=True)
@@ -45,64 +56,115 @@ def readings(run: RawRun, clips: Sequence[RawClip], workers: int) -> Generator[R
         RuntimeError: a worker failed by a fault of the program; holds its traceback.
     """
     if not workers:
-        for clip in clips:
-            frames = np.empty(run.frames_shape, np.uint8)
-            yield Reading(read_clip(run, clip, frames), frames, _nothing)
-        return
-    count = min(workers, len(clips))
-    with contextlib.ExitStack() as stack:
-        started = [stack.enter_context(_worker(run, clips[first::count])) for first in range(count)]
-        for number in range(len(clips)):
-            turn, first = divmod(number, count)
-            worker = started[first]
-            buffer = worker.buffers[turn % _BUFFERS]
-            frames = _as_frames(buffer, run)
-            yield Reading(worker.receive(), frames, worker.release)
+        yield from _readings_here(run, clips)
+    elif clips:
+        with _crew(run, clips, workers) as crew:
+            for number in range(len(clips)):
+                yield crew.reading(number)
 
 
-def _nothing() -> None:
-    """Frames of their own need no release."""
+def _readings_here(run: RawRun, clips: Sequence[RawClip]) -> Iterator[Reading]:
+    """Read in this process, into memory that was released where there is some."""
+    released: list[Pictures] = []
+    for clip in clips:
+        pictures = released.pop() if released else Pictures.empty(run.frames_shape)
+        found = read_clip(run, clip, pictures)
+        yield Reading(found, pictures.frames, partial(released.append, pictures))
 
 
 @dataclass(frozen=True)
-class _Worker:
-    pipe: Connection
-    buffers: list[Any]
+class _Crew:
+    """Workers, the pipe of their tasks, a pipe of results from each, and the memory."""
 
-    def receive(self) -> ReadClip:
-        """The worker's next clip."""
+    run: RawRun
+    clips: Sequence[RawClip]
+    places: list[Pictures]
+    tasks: Connection
+    results: list[Connection]
+    faults: defaultdict[int, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
+    """Of a clip: what is wrong with each block that was read, or ""."""
+
+    def give(self, number: int) -> None:
+        """Let clip `number`, if there is one, be read into its place."""
+        if number < len(self.clips):
+            place = number % len(self.places)
+            blocks = range(len(self.run.blocks))
+            with contextlib.suppress(OSError):  # the workers have ended: `reading` says so
+                os.write(
+                    self.tasks.fileno(),
+                    b"".join(_TASK.pack(number, place, block) for block in blocks),
+                )
+
+    def reading(self, number: int) -> Reading:
+        """Wait for clip `number`."""
+        while len(self.faults[number]) < len(self.run.blocks):
+            ready = wait(self.results)
+            for pipe in self.results:
+                if pipe in ready:
+                    self._receive(pipe)
+        faults = [fault for _, fault in sorted(self.faults.pop(number).items()) if fault]
+        pictures = self.places[number % len(self.places)]
+        clip = finish_clip(self.run, self.clips[number], pictures.sem_ids, (*faults, "")[0])
+        return Reading(clip, pictures.frames, partial(self.give, number + len(self.places)))
+
+    def _receive(self, pipe: Connection) -> None:
         try:
-            found = self.pipe.recv()
+            number, block, fault, crash = pipe.recv()
         except (EOFError, ConnectionError):
             raise UserError(
                 "a process that read clips was killed, perhaps for want of memory: lower "
                 "prep.workers and rerun"
             ) from None
-        if isinstance(found, str):
-            raise RuntimeError(f"a process that read clips failed:\n{found}")
-        clip: ReadClip = found
-        return clip
-
-    def release(self) -> None:
-        """Let the worker use its oldest buffer again; one that has ended needs none."""
-        with contextlib.suppress(OSError):
-            self.pipe.send(None)
+        if crash:
+            raise RuntimeError(f"a process that read clips failed:\n{crash}")
+        self.faults[number][block] = fault
 
 
 @contextlib.contextmanager
-def _worker(run: RawRun, clips: Sequence[RawClip]) -> Iterator[_Worker]:
-    """A started worker; ended on leaving. No fork: the caller may use CUDA and threads."""
+def _crew(run: RawRun, clips: Sequence[RawClip], workers: int) -> Iterator[_Crew]:
+    """Started workers at their first tasks; ended on leaving."""
+    count = min(workers, len(clips) * len(run.blocks))
+    places = min(workers + _MORE_PLACES, len(clips))
+    with contextlib.ExitStack() as stack:
+        memory = SharedBytes(places * Pictures.size(run.frames_shape))
+        with memory:
+            there, tasks = _pipe()
+            stack.callback(tasks.close)
+            with there:
+                results = [
+                    stack.enter_context(_worker(there, memory, places, run, clips))
+                    for _ in range(count)
+                ]
+        crew = _Crew(run, clips, _places(memory, places, run), tasks, results)
+        for number in range(places):
+            crew.give(number)
+        yield crew
+
+
+def _pipe() -> tuple[Connection, Connection]:
+    """The reading and the writing end."""
+    return multiprocessing.get_context("forkserver").Pipe(duplex=False)
+
+
+def _places(memory: SharedBytes, count: int, run: RawRun) -> list[Pictures]:
+    return [Pictures.of(part, run.frames_shape) for part in np.split(memory.bytes, count)]
+
+
+@contextlib.contextmanager
+def _worker(
+    tasks: Connection, memory: SharedBytes, places: int, run: RawRun, clips: Sequence[RawClip]
+) -> Iterator[Connection]:
+    """The pipe of a started worker's results. No fork: the caller may use CUDA and threads."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    size = int(np.prod(run.frames_shape))
-    buffers = [context.RawArray(c_ubyte, size) for _ in range(min(_BUFFERS, len(clips)))]
-    here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, buffers, run, clips), daemon=True)
+    context.set_forkserver_preload(list(_PRELOADED))
+    here, there = _pipe()
+    work = tasks, there, memory, places, run, clips
+    process = context.Process(target=_serve, args=work, daemon=True)
     with _environment(_ONE_THREAD):
         process.start()
     there.close()
     try:
-        yield _Worker(here, buffers)
+        yield here
     finally:
         here.close()
         process.terminate()
@@ -111,7 +173,7 @@ def _worker(run: RawRun, clips: Sequence[RawClip]) -> Iterator[_Worker]:
 
 
 @contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Environment variables for what is started within."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -125,23 +187,22 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _serve(pipe: Connection, buffers: list[Any], run: RawRun, clips: Sequence[RawClip]) -> None:
-    """A worker's life: read, send, wait for a free buffer."""
-    with contextlib.suppress(EOFError, ConnectionError):
-        for number, clip in enumerate(clips):
-            if number >= len(buffers):
-                pipe.recv()
-            frames = _as_frames(buffers[number % len(buffers)], run)
-            pipe.send(_read_or_traceback(run, clip, frames))
-
-
-def _read_or_traceback(run: RawRun, clip: RawClip, frames: RgbFrames) -> ReadClip | str:
-    """The clip, or the traceback of a fault of the program."""
-    try:
-        return read_clip(run, clip, frames)
-    except Exception:
-        return traceback.format_exc()
-
-
-def _as_frames(buffer: Any, run: RawRun) -> RgbFrames:
-    return np.frombuffer(buffer, np.uint8).reshape(run.frames_shape)
+def _serve(
+    tasks: Connection,
+    results: Connection,
+    memory: SharedBytes,
+    count: int,
+    run: RawRun,
+    clips: Sequence[RawClip],
+) -> None:
+    """A worker's life: take a block, read it, say how it went."""
+    places = _places(memory, count, run)
+    with contextlib.suppress(ConnectionError):
+        while task := os.read(tasks.fileno(), _TASK.size):
+            number, place, block = _TASK.unpack(task)
+            fault = crash = ""
+            try:
+                fault = read_block(run, clips[number], block, places[place])
+            except Exception:
+                crash = traceback.format_exc()
+            results.send((number, block, fault, crash))

@@ -2,7 +2,8 @@
 
 A name is split into words, and a word must equal an entry of the table: a part of a word never
 matches, so GH200 is not H200 and L40S is not L40. A name without any known word gets a key of its
-own, made from the whole name.
+own, made from the whole name; so does a share of a GPU (a MIG slice, a virtual GPU), which computes
+with other kernels than the whole card.
 """
 
 import re
@@ -39,6 +40,8 @@ KEYS: dict[str, str] = {
 }
 """Word of a device's name → key, most specific first. B200 shares GB200's references."""
 
+_SHARE = re.compile(r"MIG|\d+[ABCQ]")  # a MIG slice; a virtual GPU's profile, such as 10C
+
 
 def device_key(name: str) -> str:
     """The key of the device called `name`: upper-case letters, digits and dashes.
@@ -49,9 +52,10 @@ def device_key(name: str) -> str:
     words = [word.upper() for word in re.findall(r"[A-Za-z0-9]+", name)]
     if not words:
         raise UserError(f"device name is {name!r}, expected one such as 'NVIDIA L40S' or 'CPU'")
-    for known, key in KEYS.items():
-        if known in words:
-            return key
+    if not any(_SHARE.fullmatch(word) for word in words):
+        for known, key in KEYS.items():
+            if known in words:
+                return key
     return "-".join(words[1:] if words[0] == "NVIDIA" and len(words) > 1 else words)
 
 

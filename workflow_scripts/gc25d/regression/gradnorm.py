@@ -7,15 +7,15 @@ loss, the blocks, the text, the condition or the precision, changes its norm.
 import os
 import subprocess
 import unittest
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from gc25d.records import digest_json
+from gc25d.regression.cells import Cell
 from gc25d.regression.devices import CPU, current_device_name, device_key
-from gc25d.regression.fixtures import Cell, build_fixture, parameter_shapes
+from gc25d.regression.fixtures import build_fixture
 from gc25d.regression.refs import (
     Measurement,
     Origin,
@@ -23,7 +23,9 @@ from gc25d.regression.refs import (
     read_refs,
     record,
     reference_of,
+    utc_now,
 )
+from gc25d.regression.weights import parameter_shapes
 
 UPDATE_VARIABLE = "GC25D_GRADNORM_UPDATE"
 
@@ -31,40 +33,61 @@ UPDATE_VARIABLE = "GC25D_GRADNORM_UPDATE"
 def grad_norm(parameters: list[nn.Parameter]) -> float:
     """Global L2 norm of the parameters' gradients in float32; 0 where there is none.
 
-    Summed on their device and read back once. Sharded gradients (DTensor) count whole.
+    Summed on their device and read back once. Sharded gradients count whole, on every process: all
+    of them must call it, with the same parameters.
     """
-    gradients = [_whole(p.grad) for p in parameters if p.grad is not None]
+    gradients = [g for g in map(whole_gradient, parameters) if g is not None]
     if not gradients:
         return 0.0
     norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
     return float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
+def whole_gradient(parameter: nn.Parameter) -> Tensor | None:
+    """A parameter's gradient, gathered where processes hold parts of it; None without one.
+
+    FSDP2 keeps a DTensor. DeepSpeed's ZeRO-1 and ZeRO-2 keep it from the last backward pass of a
+    step to its update, averaged over the processes.
+    """
+    gather = getattr(parameter, "get_full_hp_grad", None) or getattr(
+        parameter.grad, "full_tensor", None
+    )
+    return parameter.grad if gather is None else gather()
+
+
 def block_zero(transformer: nn.Module) -> list[nn.Parameter]:
-    """The trainable parameters of the transformer's first block.
+    """The trainable parameters of the transformer's first block, also inside an engine's wrapper.
 
     Raises:
         ValueError: the model has no `blocks`.
     """
-    blocks = getattr(transformer, "blocks", None)
+    inner = getattr(transformer, "module", transformer)
+    blocks = getattr(inner, "blocks", None)
     if not isinstance(blocks, nn.ModuleList) or not len(blocks):
-        raise ValueError(f"{type(transformer).__name__} has no blocks to measure")
+        raise ValueError(f"{type(inner).__name__} has no blocks to measure")
     return [p for p in blocks[0].parameters() if p.requires_grad]
 
 
 def measure(cell: Cell, device: torch.device, repeats: int) -> Measurement:
     """Build the cell anew `repeats` times; one training step and its backward pass each."""
-    norms, digest = [], ""
-    for _ in range(repeats):
-        fixture = build_fixture(cell, device)
-        low = fixture.precision != torch.float32
-        fixture.method.on_train_start()
-        with torch.autocast(device.type, fixture.precision, enabled=low):
-            loss_map, outputs, _ = fixture.method.single_train_step(fixture.batch, 0)
-        fixture.method.backward(loss_map, outputs, 1)
-        norms.append(grad_norm(block_zero(fixture.transformer)))
-        digest = fixture.digest
-    return Measurement(cell.name, tuple(norms), digest)
+    measured = [measure_once(cell, device) for _ in range(repeats)]
+    norms, digests = zip(*measured, strict=True)
+    return Measurement(cell.name, norms, digests[-1])
+
+
+def measure_once(cell: Cell, device: torch.device) -> tuple[float, str]:
+    """The norm of a cell and the digest of its fixture, which is let go before the next is built.
+
+    Raises:
+        UserError: base weights are missing or do not fit.
+    """
+    fixture = build_fixture(cell, device)
+    low = fixture.precision != torch.float32
+    fixture.method.on_train_start()
+    with torch.autocast(device.type, fixture.precision, enabled=low):
+        loss_map, outputs, _ = fixture.method.single_train_step(fixture.batch, 0)
+    fixture.method.backward(loss_map, outputs, 1)
+    return grad_norm(block_zero(fixture.transformer)), fixture.digest
 
 
 def origin_of(device: torch.device) -> Origin:
@@ -75,7 +98,7 @@ def origin_of(device: torch.device) -> Origin:
         torch=torch.__version__,
         cuda=(torch.version.cuda or "") if cuda else "",
         driver=_driver_version() if cuda else "",
-        recorded=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        recorded=utc_now(),
     )
 
 
@@ -117,11 +140,6 @@ def check_grad_norm_regression(
             f"{found} has a {verdict.outcome} reference in {path}: record it with "
             f"{UPDATE_VARIABLE}=1"
         )
-
-
-def _whole(gradient: Tensor) -> Tensor:
-    gather = getattr(gradient, "full_tensor", None)
-    return gradient if gather is None else gather()
 
 
 def _driver_version() -> str:

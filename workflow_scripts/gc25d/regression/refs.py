@@ -6,8 +6,9 @@ that two of them keep each other's cells and a killed one leaves the file as it 
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,11 +49,16 @@ class Origin:
     cuda: str
     driver: str
     recorded: str
+    source: str = ""
+    """File from which the norm was imported, "" where it was measured here."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A recorded cell. `fixture` is the digest of what was measured; `rtol` belongs to the cell."""
+    """A recorded cell; `rtol` belongs to it.
+
+    `fixture` is the digest of what was measured, "" where an imported norm does not say.
+    """
 
     norm: float
     rtol: float
@@ -117,7 +123,7 @@ def compare(
     reference = references.get(measured.cell)
     rtol = reference.rtol if reference else default_rtol
     check_measurement(measured, rtol)
-    if reference is None or reference.fixture != measured.fixture:
+    if reference is None or reference.fixture not in ("", measured.fixture):
         outcome: Outcome = "missing" if reference is None else "stale"
         return Verdict(
             measured.cell, outcome, measured.norm, None, None, rtol, spread=measured.spread
@@ -163,10 +169,22 @@ def record(path: Path, device: str, cells: Mapping[str, Reference]) -> None:
     Raises:
         UserError: another process holds the file's lock, or the file is damaged.
     """
+    update_refs(path, device, lambda present: {**present, **cells})
+
+
+def update_refs(
+    path: Path, device: str, change: Callable[[dict[str, Reference]], Mapping[str, Reference]]
+) -> None:
+    """Replace the cells of `path` by `change` of those there, under the file's lock.
+
+    Raises:
+        UserError: another process holds the lock, or the file is damaged; or what `change` raises,
+            which leaves the file as it was.
+    """
     lock = path.parent / f".{path.name}.lock"
     with locked(lock, wait_s=LOCK_WAIT_S, held=f"{path} is being written"):
-        merged = {**read_refs(path, device), **cells}
-        content = {name: dataclasses.asdict(merged[name]) for name in sorted(merged)}
+        changed = change(read_refs(path, device))
+        content = {name: dataclasses.asdict(changed[name]) for name in sorted(changed)}
         write_json(path, {"format": FORMAT, "device": device, "cells": content})
 
 
@@ -187,10 +205,22 @@ def reference_of(measured: Measurement, rtol: float, origin: Origin) -> Referenc
     )
 
 
+def utc_now() -> str:
+    """The time of a recording, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def _reference(cell: dict[str, Any]) -> Reference:
     reference = Reference(**{**cell, "origin": Origin(**cell["origin"])})
     for name in ("norm", "rtol"):
         value = getattr(reference, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if not is_norm(value):
             raise ValueError(f"{name} is {value!r}, expected a positive number")
     return reference
+
+
+def is_norm(value: object) -> bool:
+    """Whether a JSON value is a positive, finite number (1e999 reads as infinity)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and value > 0

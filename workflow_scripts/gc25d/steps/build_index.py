@@ -1,9 +1,10 @@
 """Join the rows of all prepared runs into the index of the data set, and declare it ready.
 
 Inputs:   --settings  the step's settings (splits, buried clips, limit, strict, batch)
-          --rows      every run's index rows
+          --rows      every run's rows, <folder>/index/runs/<run_id>.jsonl: <folder>, of this data
+                      set or of one that shares its runs, holds latents/ and ids/ too
           --table     the text table
-          --root      the data folder, which holds latents/ and ids/
+          --root      the data folder
 Outputs:  --clips     index/clips.jsonl, one row a clip, sorted by clip id
           --ready     READY: counts, geometry, steps per epoch, fingerprint; written last
 
@@ -18,6 +19,7 @@ Example:
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -53,7 +55,8 @@ def main(arguments: argparse.Namespace) -> None:
     faults = find_faults(rows, buried)
     report_faults(faults, settings.strict)
     choice = Choice(frozenset(settings.val_runs), buried, settings.limit, settings.limit_seed)
-    index = build_rows(rows, choice, (size.frames, size.height, size.width))
+    prepared = os.path.relpath(arguments.rows[0].parents[2], arguments.root)
+    index = build_rows(rows, choice, (size.frames, size.height, size.width), prepared)
     check_split(index)
     check_files(arguments.root, index)
     check_keys(index, read_table(arguments.table).keys)

@@ -1,6 +1,7 @@
 r"""Measure the gradient norms again and compare them with the recorded references.
 
-Inputs:  the regression settings (JSON) and refs/<DEVICE>.json, which may be missing.
+Inputs:  the regression settings (JSON) and refs/<DEVICE>.json, which may be missing; base weights
+         where `regression.init_from` names a folder.
 Output:  a report (JSON) with norm, reference, relative error, tolerance and outcome of each cell.
          The same as a table in the log. Status 1 when a cell is out of tolerance or its norm is no
          positive number; a cell without a reference is a visible skip, and a failure when
@@ -17,8 +18,8 @@ from pathlib import Path
 
 from gc25d.errors import UserError
 from gc25d.records import write_json
+from gc25d.regression.cells import measured_cells
 from gc25d.regression.devices import torch_device_for
-from gc25d.regression.fixtures import CELLS
 from gc25d.regression.gradnorm import measure
 from gc25d.regression.refs import Verdict, compare, read_refs
 from gc25d.regression.report import report_json, verdict_table
@@ -54,7 +55,7 @@ def check_cells(
     device = torch_device_for(device_key)
     references = read_refs(refs, device_key)
     verdicts, refused = [], []
-    for cell in CELLS:
+    for cell in measured_cells(regression.init_from):
         rtol = regression.rtol if cell.rtol is None else cell.rtol
         try:
             verdicts.append(compare(measure(cell, device, regression.repeats), references, rtol))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gc25d.errors import UserError
+from gc25d.train.signals import EXIT_STATUS, Preempted
 
 logger = logging.getLogger("gc25d")
 
@@ -22,11 +23,29 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def run(main: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> None:
-    """Run a step; a `UserError` ends it with one line, any other with its traceback; status 1."""
-    configure_logging(arguments.log)
+def run(
+    main: Callable[[argparse.Namespace], None],
+    arguments: argparse.Namespace,
+    *,
+    rank: int | None = None,
+    append: bool = False,
+) -> None:
+    """Run a step; a `UserError` ends it with one line, any other with its traceback; status 1.
+
+    A trainer that stopped on request ends with a status of its own.
+
+    Args:
+        main: of the step.
+        arguments: for it, `log` among them.
+        rank: number of this process where several write to one log, which its starter has begun.
+        append: whether the log was begun by another process.
+    """
+    configure_logging(arguments.log, rank, append=append or rank is not None)
     try:
         main(arguments)
+    except Preempted as stop:
+        logger.info("%s", stop)
+        sys.exit(EXIT_STATUS)
     except UserError as error:
         logger.error("%s", error)
         sys.exit(1)
@@ -45,18 +64,21 @@ def _place(error: OSError) -> tuple[str, str]:
     return str(error.filename or "a file"), error.strerror or str(error)
 
 
-def configure_logging(log: Path | None) -> None:
+def configure_logging(log: Path | None, rank: int | None = None, *, append: bool = False) -> None:
     """Log to the terminal, or to `log` with the warnings on the terminal too.
 
-    Errors go to one place: Snakemake shows the log of a job that failed.
+    Errors go to one place: Snakemake shows the log of a job that failed. Of several processes all
+    but the first say only what is wrong, and who they are.
     """
+    who = f"process {rank}: " if rank else ""
     terminal = logging.StreamHandler(sys.stderr)
-    terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    terminal.setFormatter(logging.Formatter(f"%(levelname)s: {who}%(message)s"))
     handlers: list[logging.Handler] = [terminal]
     if log:
         terminal.addFilter(lambda record: record.levelno == logging.WARNING)
         log.parent.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(log, mode="w", encoding="utf-8")
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        file = logging.FileHandler(log, mode="a" if append else "w", encoding="utf-8")
+        file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {who}%(message)s"))
         handlers.append(file)
-    logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
+    level = logging.WARNING if rank else logging.INFO
+    logging.basicConfig(level=level, handlers=handlers, force=True)

@@ -36,6 +36,7 @@ def main(arguments: argparse.Namespace) -> None:
         data_root=arguments.data_root,
         data_fingerprint=read_json(arguments.binding)["data_fingerprint"],
         tensors_sha256=digest_tensors(tensors),
+        average=arguments.average,
     )
     write_tensors(arguments.out, tensors, metadata)
 
@@ -55,6 +56,9 @@ if __name__ == "__main__":
         parser.add_argument(f"--{name}", type=Path, required=True)
     for name in ("weights", "done"):
         parser.add_argument(f"--{name}", type=Path, help="of the step; without: the start")
+    parser.add_argument(
+        "--average", action="store_true", help="the weights are their moving average"
+    )
     for name in ("dataset", "data-root"):
         parser.add_argument(f"--{name}", required=True)
     cli.run(main, parser.parse_args())

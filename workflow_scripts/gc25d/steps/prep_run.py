@@ -27,7 +27,7 @@ import logging
 from pathlib import Path
 
 from gc25d.devices_claim import claimed_device
-from gc25d.prep.codec import codec_for
+from gc25d.prep.codec import Codec, codec_for
 from gc25d.prep.prepare import prepare_run
 from gc25d.records import write_jsonl
 from gc25d.step_settings import PrepStep, load_step
@@ -42,16 +42,13 @@ def main(arguments: argparse.Namespace) -> None:
     settings = load_step(arguments.settings, PrepStep)
     size = settings.geometry
     with contextlib.ExitStack() as stack:
-        needs_gpu = settings.codec == "wan_vae"
-        device = stack.enter_context(claimed_device()) if needs_gpu else "cpu"
-        load_codec = functools.partial(codec_for, settings.codec, settings.codec_dir, device)
         prepared = prepare_run(
             arguments.raw,
             arguments.run_id,
             size.frames,
             size.height,
             size.width,
-            load_codec,
+            functools.partial(load_codec, settings, stack),
             arguments.workers,
         )
     write_tensors(arguments.latents, prepared.latents, {})
@@ -59,6 +56,13 @@ def main(arguments: argparse.Namespace) -> None:
     write_jsonl(arguments.rows, prepared.rows)
     dropped = sum(row["drop"] for row in prepared.rows)
     log.info("%s: %d clips, %d dropped", arguments.run_id, len(prepared.latents), dropped)
+
+
+def load_codec(settings: PrepStep, stack: contextlib.ExitStack) -> Codec:
+    """The codec, on a GPU claimed until `stack` ends where it can use one."""
+    needs_gpu = settings.codec == "wan_vae"
+    device = stack.enter_context(claimed_device()) if needs_gpu else "cpu"
+    return codec_for(settings.codec, settings.codec_dir, device)
 
 
 def parse() -> argparse.Namespace:

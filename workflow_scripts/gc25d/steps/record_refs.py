@@ -1,6 +1,6 @@
 r"""Measure the gradient norm of every (model, method) cell on this device and record it.
 
-Inputs:  the regression settings (JSON).
+Inputs:  the regression settings (JSON); base weights where `regression.init_from` names a folder.
 Output:  refs/<DEVICE>.json with norm, tolerance, spread, versions and date of each cell. Cells that
          are not measured here stay in the file. On another device than the one asked for: one line
          that names the device found, and nothing is written. CPU works everywhere.
@@ -14,8 +14,8 @@ import argparse
 import logging
 from pathlib import Path
 
+from gc25d.regression.cells import measured_cells
 from gc25d.regression.devices import torch_device_for
-from gc25d.regression.fixtures import CELLS
 from gc25d.regression.gradnorm import measure, origin_of
 from gc25d.regression.refs import record, reference_of
 from gc25d.step_settings import RegressionStep, load_step
@@ -34,7 +34,7 @@ def main(arguments: argparse.Namespace) -> None:
     device = torch_device_for(arguments.device)
     origin = origin_of(device)
     measured = {}
-    for cell in CELLS:
+    for cell in measured_cells(regression.init_from):
         rtol = regression.rtol if cell.rtol is None else cell.rtol
         reference = reference_of(measure(cell, device, regression.repeats), rtol, origin)
         logger.info("%s: %.6g, spread %.1e", cell.name, reference.norm, reference.spread)

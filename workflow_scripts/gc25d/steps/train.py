@@ -4,21 +4,30 @@ Inputs: train/settings.json, train/binding.json, data/<dataset>. Outputs: the bf
 prediction they give on a fixed input, and done.json; beside them, as the run's own records,
 train_log.csv, val_log.csv, tensorboard/, history.jsonl and states/.
 
+The plain engine trains in this process. For the deepspeed engine this process holds the run's lock
+and starts gc25d.steps.train_rank once for each GPU, on several nodes through `srun`. The status is
+75 after a request to stop (the same command goes on), and otherwise that of the first process that
+failed.
+
     python -m gc25d.steps.train --settings train/settings.json --binding train/binding.json \
         --data data/gc25d_v10 --until 200 --resumed-step 0 --micro-batch 8 --save-every 50 \
-        --validate-every 100 --log-every 10 --workers 0 --nodes 1 --gpus-per-node 0 \
-        --weights train/step-200/weights.safetensors \
+        --validate-every 100 --log-every 10 --workers 0 --engine plain --nodes 1 --processes 1 \
+        --gpus-per-node 0 --weights train/step-200/weights.safetensors \
         --probe train/step-200/probe.safetensors --done train/step-200/done.json
 """
 
 import argparse
-from pathlib import Path
+import logging
+import sys
+from collections.abc import Sequence
 
 from gc25d.errors import UserError
 from gc25d.records import digest_json, locked, read_json
-from gc25d.step_settings import TrainStep, load_step
-from gc25d.steps import cli
-from gc25d.train.segment import Pace, SegmentFiles, Task, train_segment
+from gc25d.steps import cli, train_arguments
+from gc25d.train import launch
+from gc25d.train.signals import EXIT_STATUS
+
+logger = logging.getLogger("gc25d")
 
 LOCK_WAIT_S = 10.0
 
@@ -26,12 +35,6 @@ LOCK_WAIT_S = 10.0
 def main(arguments: argparse.Namespace) -> None:
     """Hold the run's lock, check its data, train."""
     run = arguments.settings.parent
-    processes = arguments.nodes * arguments.gpus_per_node
-    if processes > 1:
-        raise UserError(
-            f"hardware asks for {processes} GPUs, this trainer runs one process: set "
-            "hardware.nodes to 1 and hardware.gpus_per_node to 1"
-        )
     binding = read_json(arguments.binding)
     bound = binding["data_fingerprint"]
     settings = read_json(arguments.settings)
@@ -47,28 +50,27 @@ def main(arguments: argparse.Namespace) -> None:
                 f"{arguments.data}: its fingerprint is {found}, the run is bound to {bound}: "
                 "rebuild the data it was started with, or train elsewhere with --directory"
             )
-        train_segment(
-            load_step(arguments.settings, TrainStep),
-            arguments.data,
-            run,
-            Task(arguments.until, arguments.resumed_step, digest_json(binding)),
-            Pace(
-                arguments.micro_batch,
-                arguments.save_every,
-                arguments.validate_every,
-                arguments.log_every,
-                arguments.workers,
-                gpu=processes == 1,
-            ),
-            SegmentFiles(arguments.weights, arguments.probe, arguments.done),
-        )
+        if arguments.engine == "plain":
+            from gc25d.steps.train_rank import train  # torch, which a mere launcher does without
+
+            train(arguments)
+        else:
+            start_processes(arguments, sys.argv[1:])
+
+
+def start_processes(arguments: argparse.Namespace, passed_on: Sequence[str]) -> None:
+    """Run the job's processes; ends this one with their status unless it is 0."""
+    layout = train_arguments.layout(arguments)
+    logger.info("starting %d process(es) on %d node(s)", layout.world_size, layout.nodes)
+    if layout.nodes > 1:
+        status = launch.run_nodes(launch.node_command(passed_on), layout)
+    else:
+        status = launch.run_processes(launch.rank_command(passed_on), layout)
+    if status not in (0, EXIT_STATUS):
+        logger.error("training ended with status %d: its processes say why above", status)
+    if status:
+        sys.exit(status)
 
 
 if __name__ == "__main__":
-    parser = cli.parser(__doc__)
-    for name in ("settings", "binding", "data", "weights", "probe", "done"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    numbers = ("until", "micro-batch", "save-every", "validate-every", "log-every", "workers")
-    for name in (*numbers, "resumed-step", "nodes", "gpus-per-node"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    cli.run(main, parser.parse_args())
+    cli.run(main, train_arguments.parser(__doc__).parse_args())

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
@@ -66,6 +66,35 @@ class StepCsv:
 def _whole(row: Mapping[str, str | None], columns: tuple[str, ...]) -> bool:
     """False for a line cut by a kill."""
     return all(row.get(column) is not None for column in columns) and str(row["step"]).isdigit()
+
+
+class Log(Protocol):
+    """What the loop writes to."""
+
+    def train_row(self, row: Mapping[str, Any]) -> None:
+        """Log one optimizer step."""
+        ...
+
+    def val_row(self, row: Mapping[str, Any]) -> None:
+        """Log the validation of one timestep."""
+        ...
+
+    def sync(self) -> None:
+        """Bring the rows to disk."""
+        ...
+
+
+class NoLog:
+    """The log of all processes but the first."""
+
+    def train_row(self, row: Mapping[str, Any]) -> None:
+        """Log nothing."""
+
+    def val_row(self, row: Mapping[str, Any]) -> None:
+        """Log nothing."""
+
+    def sync(self) -> None:
+        """Nothing was written."""
 
 
 class RunLog:

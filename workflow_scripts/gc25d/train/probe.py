@@ -1,11 +1,14 @@
 """A forward pass that can be repeated elsewhere: the fingerprint of an exported model."""
 
-import torch
-from torch import Tensor
+from typing import cast
 
+import torch
+from torch import Tensor, nn
+
+from gc25d.dataset.actions import Actions, random_actions
 from gc25d.dataset.draws import torch_seed
-from gc25d.model.config import WanConfig
-from gc25d.model.wan import WanModel, WanOutput
+from gc25d.model.config import MatrixGameConfig
+from gc25d.model.interface import ModelConfig, ModelOutput
 from gc25d.prep.parts import SEM
 from gc25d.settings import Geometry
 
@@ -14,21 +17,27 @@ PROBE_SEED = 0
 PROMPTS = 2
 
 
-def probe(model: WanModel, geometry: Geometry, text_length: int) -> Tensor:
+def probe(model: nn.Module, geometry: Geometry, text_length: int) -> Tensor:
     """The model's prediction on seeded inputs of the run's geometry, float32 [1, 48, F, h, w].
 
     Every semantic class appears and frames have different prompts, so that no tensor of the model
     is idle.
     """
     device = next(model.parameters()).device
-    inputs = probe_inputs(model.config, geometry, text_length)
+    config = cast(ModelConfig, model.config)
+    inputs = probe_inputs(config, geometry, text_length)
     with torch.inference_mode():
-        output: WanOutput = model(*(tensor.to(device) for tensor in inputs))
+        output: ModelOutput = model(*(part.to(device) for part in inputs))
     return output.prediction.float().cpu()
 
 
-def probe_inputs(config: WanConfig, geometry: Geometry, text_length: int) -> tuple[Tensor, ...]:
-    """Latents, timestep, prompts, lengths, context ids and semantic ids from a fixed seed."""
+def probe_inputs(
+    config: ModelConfig, geometry: Geometry, text_length: int
+) -> tuple[Tensor | Actions, ...]:
+    """Latents, timestep, prompts, lengths, context ids and semantic ids from a fixed seed.
+
+    Actions follow for a model that takes them.
+    """
     generator = torch.Generator("cpu").manual_seed(torch_seed(PROBE_SEED, "probe"))
     frames, height, width = geometry.frames, geometry.height, geometry.width
     latent_frames = (frames - 1) // 4 + 1
@@ -42,4 +51,7 @@ def probe_inputs(config: WanConfig, geometry: Geometry, text_length: int) -> tup
     context_ids = (torch.arange(latent_frames) % PROMPTS)[None]
     known = torch.tensor(sorted(SEM.values()), dtype=torch.uint8)
     chosen = torch.randint(len(known), (1, frames, height, width), generator=generator)
-    return latents, timestep, prompts, lengths, context_ids, known[chosen]
+    inputs = (latents, timestep, prompts, lengths, context_ids, known[chosen])
+    if isinstance(config, MatrixGameConfig):
+        return (*inputs, random_actions(1, frames, config.keys, generator))
+    return inputs

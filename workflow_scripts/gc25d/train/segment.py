@@ -1,36 +1,37 @@
 """Put one segment together: model, method, engine, data position, state; run it; write it out."""
 
-import functools
+import contextlib
 import logging
-import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from gc25d.dataset.clips import ClipDataset
 from gc25d.dataset.order import Schedule
-from gc25d.errors import UserError
-from gc25d.methods.finetune import FinetuneMethod, OptimizerConfig
-from gc25d.model.start import model_config, model_from_tensors, starting_model
-from gc25d.records import read_csv, write_json
+from gc25d.methods.base import TrainingMethod
+from gc25d.methods.roles import STUDENT
+from gc25d.records import write_json
 from gc25d.step_settings import TrainStep
-from gc25d.tensors import write_tensors
-from gc25d.train.checkpoint import load_state, newest_state, newest_step, prune_states, save_state
-from gc25d.train.engine import PlainEngine
+from gc25d.train.ema import with_average
+from gc25d.train.engine import Engine, SharedError
 from gc25d.train.feed import MicroBatches, Span, read_ahead
 from gc25d.train.history import ended_badly, record_event
-from gc25d.train.logs import TRAIN_LOG, RunLog
+from gc25d.train.logs import Log, NoLog, RunLog
 from gc25d.train.loop import Cadence, Segment
-from gc25d.train.probe import probe
-from gc25d.train.validate import Validation, validation_batches
+from gc25d.train.pace import Pace
+from gc25d.train.results import summary, write_probe, write_weights
+from gc25d.train.segment_data import fixed_validation, schedule, training_clips
+from gc25d.train.segment_states import (
+    STATES,
+    States,
+    averaged_weights,
+    from_first,
+    resume,
+    segment_folder,
+)
+from gc25d.train.setup import build_engine, starting_method
+from gc25d.train.signals import Preempted, Preemption
 
 logger = logging.getLogger(__name__)
-
-STATES = "states"
-ASIDE = "aside"
-MEANS = ("loss", "mse", "grad_norm", "step_time", "data_time")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ class SegmentFiles:
     weights: Path
     probe: Path
     done: Path
+
+    @property
+    def ema(self) -> Path:
+        """Beside the weights: their moving average."""
+        return self.weights.with_name("ema.safetensors")
+
+    @property
+    def ema_probe(self) -> Path:
+        """The prediction that the average gives."""
+        return self.weights.with_name("ema_probe.safetensors")
 
 
 @dataclass(frozen=True)
@@ -54,164 +65,133 @@ class Task:
     """Digest of the run's settings and data; states of another binding are refused."""
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Settings of a segment that may change under a run.
-
-    A smaller micro-batch adds gradients in another order: equal to rounding, not to the bit.
-    """
-
-    micro_batch: int
-    save_every: int
-    validate_every: int
-    log_every: int
-    workers: int
-    gpu: bool = False
-
-
 def train_segment(
     settings: TrainStep, data: Path, run: Path, task: Task, pace: Pace, files: SegmentFiles
 ) -> None:
     """Train to step `task.until`, from the newest state at or before it, and write the results.
 
-    A step behind the chain's newest state is trained aside: the chain's states and logs stay.
+    A step behind the chain's newest state is trained aside: the chain's states and logs stay. All
+    processes of a job call this alike; the first one writes logs and results.
 
     Raises:
         UserError: no valid state although there were some, no data, or a non-finite loss.
+        Preempted: asked to stop; the state is on disk.
     """
-    until = task.until
-    folder = run if newest_step(run / STATES) <= until else run / ASIDE / f"step-{until}"
-    clips = training_clips(settings, data)
-    engine = PlainEngine(settings.train.precision, settings.train.cpu_threads, gpu=pace.gpu)
-    method = build_method(settings)
-    engine.prepare(method)
-    method.on_train_start()
-    start = resume(method, task, list(dict.fromkeys([run / STATES, folder / STATES])))
-    crashed = ended_badly(folder)
-    record_event(folder, "resume" if start else "start", step=start, until=until, crashed=crashed)
-    saves = functools.partial(save_rolling, folder / STATES, task, method)
-    segment = Segment(
-        method,
-        engine,
-        fixed_validation(settings, data, clips, pace, engine),
-        Cadence(until, pace.save_every, pace.validate_every),
-        settings.train.grad_clip,
-        saves,
-    )
-    span = Span(start, until)
-    feed = MicroBatches(clips, schedule(settings, clips), pace.micro_batch, span)
-    with RunLog(folder, start, until, pace.log_every) as log:
-        segment.run(read_ahead(feed, pace.workers), start, log)
-    write_results(method, settings, files)
-    write_json(files.done, summary(settings, clips, [run, folder], task))
-    record_event(folder, "finish", step=until)
+    with Preemption() as preemption:
+        clips = training_clips(settings, data)
+        order = schedule(settings, clips)
+        engine = build_engine(settings, pace)
+        from_first(engine, lambda: order.check_world_size(engine.world_size))
+        folder = from_first(engine, lambda: segment_folder(run, task.until, task.binding))
+        method = starting_method(settings, clips, engine, pace)
+        roots = list(dict.fromkeys([run / STATES, folder / STATES]))
+        start, states = prepared_states(method, engine, roots, task, settings.train.ema)
+        if engine.rank == 0:
+            record_start(folder, start, task, engine)
 
+        def asked_to_stop() -> bool:
+            states.writer.check()
+            return preemption.requested
 
-def save_rolling(root: Path, task: Task, method: FinetuneMethod, step: int) -> None:
-    """Write the state after `step`; the segment's last one starts the next segment."""
-    save_state(
-        root,
-        step,
-        method.model,
-        method.optimizer,
-        binding=task.binding,
-        checkpoint=step == task.until,
-    )
-    prune_states(root)
-
-
-def fixed_validation(
-    settings: TrainStep, data: Path, clips: ClipDataset, pace: Pace, engine: PlainEngine
-) -> Validation:
-    """The run's validation clips, timesteps and noise."""
-    fixed = settings.validation
-    val = ClipDataset(data, "val")
-    batches = validation_batches(val, fixed.n, pace.micro_batch, engine.device)
-    return Validation(batches, clips.table, fixed.timesteps, fixed.seed)
-
-
-def summary(
-    settings: TrainStep, clips: ClipDataset, folders: list[Path], task: Task
-) -> dict[str, Any]:
-    """What done.json says: the checkpoint before, the data position, means over the segment.
-
-    The means come from the logs' rows, so that they do not depend on crashes; a step trained aside
-    shares its first rows with the chain's.
-    """
-    order = schedule(settings, clips)
-    epoch, within = divmod(task.until, order.steps_per_epoch)
-    logged = {int(row["step"]): row for log in folders for row in read_csv(log / TRAIN_LOG)}
-    steps = range(task.resumed_step + 1, task.until + 1)
-    rows = [logged[step] for step in steps if step in logged]
-    return {
-        "step": task.until,
-        "resumed_step": task.resumed_step,
-        "epoch": epoch,
-        "step_in_epoch": within,
-        "steps_per_epoch": order.steps_per_epoch,
-        "means": {name: _mean([float(row[name]) for row in rows]) for name in MEANS},
-    }
-
-
-def _mean(values: list[float]) -> float | None:
-    """None when the log was lost."""
-    return statistics.fmean(values) if values else None
-
-
-def training_clips(settings: TrainStep, data: Path) -> ClipDataset:
-    """The training split with the run's dropouts and mask."""
-    samples = settings.samples
-    return ClipDataset(
-        data,
-        "train",
-        settings.train.seed,
-        samples.text_dropout,
-        samples.cond_dropout,
-        samples.mask.p,
-        samples.mask.coverage,
-    )
-
-
-def schedule(settings: TrainStep, clips: ClipDataset) -> Schedule:
-    """Which clips form which step of the run."""
-    train = settings.train
-    return Schedule(len(clips), train.global_batch, train.grad_accum, train.seed)
-
-
-def build_method(settings: TrainStep) -> FinetuneMethod:
-    """The training method on the run's starting weights."""
-    train, model = settings.train, settings.model
-    optimizer = OptimizerConfig(train.lr, train.cond_lr, train.weight_decay, train.warmup_steps)
-    start = starting_model(model_config(settings), train.seed, model.init_dir, model.init_ckpt)
-    return FinetuneMethod(start, seed=train.seed, optimizer=optimizer)
-
-
-def resume(method: FinetuneMethod, task: Task, roots: list[Path]) -> int:
-    """Load the newest valid state at or before the task's end; returns its step, 0 for none.
-
-    Raises:
-        UserError: no state is whole although there are some, or it belongs to another run.
-    """
-    found = [state for root in roots if (state := newest_state(root, task.until))]
-    if not found:
-        return 0
-    state = max(found, key=lambda state: state.step)
-    if state.binding != task.binding:
-        raise UserError(
-            f"{state.folder} was trained with other settings or data than this run is bound to: "
-            "set it aside with `python -m gc25d.steps.restart`, or train in another --directory"
+        segment = Segment(
+            method,
+            engine,
+            fixed_validation(settings, data, clips, pace, engine),
+            Cadence(task.until, pace.save_every, pace.validate_every),
+            settings.train.grad_clip,
+            states.save,
+            asked_to_stop,
+            states.average,
         )
-    load_state(state, method.model, method.optimizer)
-    method.resume_schedules(state.step)
-    logger.info("going on from %s", state.folder)
-    return state.step
+        span = Span(start, task.until)
+        feed = MicroBatches(clips, order, pace.micro_batch, span, engine.rank, engine.world_size)
+        ahead = read_ahead(feed, pace.workers, prepare=method.draw_ahead, pin=pace.gpu)
+        with contextlib.closing(ahead), open_log(engine, folder, start, task, pace) as log:
+            try:
+                reached = segment.run(ahead, start, log)
+            except SharedError:  # all processes stop here: the state before can be finished
+                states.writer.wait()
+                raise
+        if reached == task.until:
+            write_files(method, engine, settings, files)
+        states.writer.wait()
+        engine.barrier()
+        if engine.rank == 0:
+            if reached == task.until and settings.train.ema:
+                write_average(roots, task, engine, settings, files)
+            end_segment(folder, [run, folder], order, task, files, reached)
+        engine.close()
+        if reached < task.until:
+            raise Preempted(f"stopped on request after step {reached}, whose state is saved")
 
 
-def write_results(method: FinetuneMethod, settings: TrainStep, files: SegmentFiles) -> None:
-    """Write bf16 weights under their native names, and the prediction that they give."""
-    weights = {n: p.detach().to("cpu", torch.bfloat16) for n, p in method.model.named_parameters()}
-    device = next(method.model.parameters()).device
-    frozen = model_from_tensors(model_config(settings), weights, device)
-    prediction = probe(frozen, settings.geometry, settings.text_length)
-    write_tensors(files.probe, {"prediction": prediction}, {})
-    write_tensors(files.weights, weights, {})
+def prepared_states(
+    method: TrainingMethod, engine: Engine, roots: list[Path], task: Task, decay: float
+) -> tuple[int, States]:
+    """Load the newest state of `roots`; returns its step, and what saves into the last of them."""
+    fragments, ema = with_average(engine.fragments(method), decay)
+    start = resume(method, engine, fragments, roots, until=task.until, binding=task.binding)
+    states = States(
+        roots[-1], engine, fragments, ema, binding=task.binding, start=start, until=task.until
+    )
+    return start, states
+
+
+@contextlib.contextmanager
+def open_log(engine: Engine, folder: Path, start: int, task: Task, pace: Pace) -> Iterator[Log]:
+    """The run's log on the first process, none on the others."""
+    if engine.rank:
+        yield NoLog()
+        return
+    with RunLog(folder, start, task.until, pace.log_every) as log:
+        yield log
+
+
+def record_start(folder: Path, start: int, task: Task, engine: Engine) -> None:
+    """Tell the log and the history where this attempt starts and what it runs on."""
+    logger.info("engine %s, %d process(es), %s", engine.name, engine.world_size, engine.device)
+    record_event(
+        folder,
+        "resume" if start else "start",
+        step=start,
+        until=task.until,
+        crashed=ended_badly(folder),
+        engine=engine.name,
+        processes=engine.world_size,
+    )
+
+
+def write_files(
+    method: TrainingMethod, engine: Engine, settings: TrainStep, files: SegmentFiles
+) -> None:
+    """Write the student's weights and the prediction that they give, on the first process."""
+    weights = engine.full_weights(method, STUDENT)
+    if weights is not None:
+        write_probe(files.probe, weights, settings, engine.device)
+        write_weights(files.weights, weights)
+
+
+def write_average(
+    roots: list[Path], task: Task, engine: Engine, settings: TrainStep, files: SegmentFiles
+) -> None:
+    """Write the moving average of the student's weights and the prediction that it gives."""
+    weights = averaged_weights(roots, task.until)
+    write_probe(files.ema_probe, weights, settings, engine.device)
+    write_weights(files.ema, weights)
+
+
+def end_segment(
+    folder: Path,
+    logs: list[Path],
+    order: Schedule,
+    task: Task,
+    files: SegmentFiles,
+    reached: int,
+) -> None:
+    """Write done.json and the end of this attempt, once all states are whole."""
+    if reached < task.until:
+        record_event(folder, "stop", step=reached)
+        return
+    resumed = task.resumed_step
+    write_json(files.done, summary(order, logs, until=task.until, resumed_step=resumed))
+    record_event(folder, "finish", step=task.until)

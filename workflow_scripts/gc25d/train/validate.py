@@ -1,7 +1,10 @@
 """Losses on fixed held-out clips: does the model use its condition and its text?"""
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -10,21 +13,32 @@ from gc25d.dataset.batch import Batch, collate
 from gc25d.dataset.clips import ClipDataset
 from gc25d.dataset.draws import torch_seed
 from gc25d.methods import flow
+from gc25d.methods.predict import predict
 from gc25d.prep.parts import UNKNOWN
 from gc25d.prep.text import NULL_PROMPT, TextTable
+
+Found: TypeAlias = list[tuple[int, list[list[float]]]]
+"""Number of a batch and its clips' squared errors [3][B]."""
 
 
 @dataclass(frozen=True)
 class Validation:
     """The fixed clips, timesteps and noise of a run's validations."""
 
-    batches: Sequence[Batch]
+    batches: Sequence[tuple[int, Batch]]
+    """Those of this process, with their numbers among all."""
     table: TextTable
     timesteps: Sequence[float]
     seed: int
+    gather: Callable[[Found], list[Found]]
+    """Every process's item, on every process."""
 
     def run(self, model: nn.Module, step: int) -> list[dict[str, float | int]]:
-        """Rows of val_log.csv, one a timestep: three forwards each, with the same noise."""
+        """Rows of val_log.csv, one a timestep: three forwards each, with the same noise.
+
+        They do not depend on the number of processes: batches are formed before they are shared
+        out, and errors of single clips are added up exactly.
+        """
         grid = flow.training_grid()
         model.eval()
         rows = []
@@ -36,11 +50,16 @@ class Validation:
         return rows
 
     def _row(self, model: nn.Module, timestep: float) -> dict[str, float | int]:
-        errors = torch.stack(
-            [self._errors(model, batch, timestep).sum(1) for batch in self.batches]
-        )
-        n = sum(len(batch) for batch in self.batches)
-        mse, uncond, nulltext = (errors.double().sum(0) / n).tolist()
+        own = [
+            (number, self._errors(model, batch, timestep).double().tolist())
+            for number, batch in self.batches
+        ]
+        found = sorted(itertools.chain(*self.gather(own)))
+        variants = [
+            list(itertools.chain(*(errors[variant] for _, errors in found))) for variant in range(3)
+        ]
+        n = len(variants[0])
+        mse, uncond, nulltext = (math.fsum(errors) / n for errors in variants)
         return {
             "mse": mse,
             "mse_uncond": uncond,
@@ -61,17 +80,7 @@ class Validation:
         variants = (batch, _unconditioned(batch), null_text(batch, self.table))
         return torch.stack(
             [
-                flow.squared_error(
-                    model(
-                        inputs,
-                        per_frame,
-                        variant.prompts,
-                        variant.prompt_lengths,
-                        variant.context_ids,
-                        variant.sem_ids,
-                    ).prediction,
-                    target,
-                )
+                flow.squared_error(predict(model, inputs, per_frame, variant).prediction, target)
                 for variant in variants
             ]
         )
@@ -86,15 +95,33 @@ class Validation:
 
 
 def validation_batches(
-    clips: ClipDataset, n: int, micro_batch: int, device: torch.device
-) -> list[Batch]:
-    """The first `n` validation clips, round-robin over their runs, on `device`."""
+    clips: ClipDataset,
+    n: int,
+    micro_batch: int,
+    device: torch.device,
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[tuple[int, Batch]]:
+    """This process's part of the first `n` validation clips, round-robin over their runs.
+
+    Returns:
+        Every `world_size`-th batch with its number, on `device`; only its own clips are read.
+    """
     chosen = clips.round_robin(n)
-    samples = [clips.sample(0, index) for index in chosen]
+    starts = range(0, len(chosen), micro_batch)
     return [
-        collate(samples[i : i + micro_batch], clips.table).to(device, torch.float32)
-        for i in range(0, len(samples), micro_batch)
+        (
+            number,
+            _read(clips, chosen[starts[number] : starts[number] + micro_batch]).to(
+                device, torch.float32
+            ),
+        )
+        for number in range(rank, len(starts), world_size)
     ]
+
+
+def _read(clips: ClipDataset, chosen: Sequence[int]) -> Batch:
+    return collate([clips.sample(0, index) for index in chosen], clips.table)
 
 
 def _unconditioned(batch: Batch) -> Batch:

@@ -1,0 +1,55 @@
+"""An export is read back as the model that it is, and predicts what the trained one did."""
+
+import pytest
+import torch
+from torch import nn
+
+from gc25d.export.read import load_model
+from gc25d.export.write import export_metadata
+from gc25d.model.start import model_config, model_from_tensors
+from gc25d.model.zoo import build_model
+from gc25d.step_settings import TrainStep
+from gc25d.tensors import digest_tensors, write_tensors
+from gc25d.train.probe import probe
+
+CPU = torch.device("cpu")
+
+
+def settings(name: str) -> TrainStep:
+    return TrainStep.model_validate(
+        {
+            "geometry": {"frames": 9, "height": 64, "width": 64},
+            "text_length": 16,
+            "text_dim": 8,
+            "samples": {},
+            "model": {"name": name, "chunk_frames": 2},
+            "train": {},
+            "validation": {},
+        }
+    )
+
+
+@pytest.mark.parametrize("name", ["wan_causal", "matrixgame2", "hunyuan", "cosmos"])
+def test_an_export_comes_back_as_its_own_model(name, tmp_path):
+    run = settings(name)
+    model = build_model(model_config(run), 3, zero_head=False)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
+    weights = {n: p.detach().bfloat16() for n, p in model.named_parameters()}
+    metadata = export_metadata(
+        run,
+        step=7,
+        resumed_step=0,
+        dataset="d",
+        data_root="data",
+        data_fingerprint="f",
+        tensors_sha256=digest_tensors(weights),
+    )
+    write_tensors(tmp_path / "step-7.safetensors", weights, metadata)
+    loaded = load_model(tmp_path / "step-7.safetensors", CPU)
+    assert type(loaded) is type(model)
+    assert loaded.config == model.config
+    trained = model_from_tensors(model_config(run), weights, CPU)
+    expected = probe(trained, run.geometry, run.text_length)
+    assert expected.abs().max() > 0
+    assert torch.equal(probe(loaded, run.geometry, run.text_length), expected)

@@ -1,0 +1,107 @@
+"""Each method through the real trainer: twenty steps, and the same stopped half-way."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from gc25d.errors import UserError
+from gc25d.records import digest_file, read_csv, read_json, write_json
+from gc25d.step_settings import TrainStep, step_json
+from gc25d.steps import build_ode_cache
+from gc25d.train.pace import Pace
+from gc25d.train.segment import SegmentFiles, Task, train_segment
+
+CELLS = (("wan_causal", "dfsft"), ("wan", "dmd2"), ("wan_causal", "self_forcing"), ("wan", "kd"))
+STEPS, STOP = 20, 9
+
+
+def settings_of(model: str, method: str, cache: Path) -> TrainStep:
+    train = {
+        "method": method,
+        "global_batch": 1,
+        "warmup_steps": 12,
+        "cpu_threads": 1,
+        "lr": 1e-3,
+        "cond_lr": 1e-3,
+        "distill": {
+            "denoising_steps": 2,
+            "generator_update_interval": 2,
+            "critic_lr": 1e-3,
+        },
+        "kd": {"cache": str(cache), "teacher_steps": 2},
+    }
+    off = {"text_dropout": 0, "cond_dropout": 0, "mask": {"p": 0}} if method == "kd" else {}
+    return TrainStep.model_validate(
+        {
+            "geometry": {"frames": 9, "height": 64, "width": 64},
+            "text_length": 16,
+            "text_dim": 8,
+            "samples": off,
+            "model": {"name": model, "chunk_frames": 2},
+            "train": train,
+            "validation": {"n": 1, "timesteps": [500]},
+        }
+    )
+
+
+def train(settings: TrainStep, data: Path, run: Path, until: int) -> str:
+    folder = run / f"step-{until}"
+    files = SegmentFiles(
+        folder / "weights.safetensors", folder / "probe.safetensors", folder / "done.json"
+    )
+    pace = Pace(micro_batch=1, save_every=STOP, validate_every=STEPS, log_every=STEPS, workers=0)
+    train_segment(settings, data, run, Task(until, 0, "b"), pace, files)
+    return digest_file(files.weights)
+
+
+def build_cache(settings: TrainStep, data: Path, folder: Path) -> None:
+    write_json(folder / "settings.json", step_json(settings))
+    build_ode_cache.main(Namespace(settings=folder / "settings.json", data=data, batch=4, gpus=0))
+
+
+@pytest.mark.parametrize(("model", "method"), CELLS)
+def test_a_run_stopped_half_way_goes_on_exactly(
+    small_dataset: Path, tmp_path: Path, model: str, method: str
+) -> None:
+    settings = settings_of(model, method, tmp_path / "ode_paths")
+    if method == "kd":
+        with pytest.raises(UserError, match="COMPLETE: not found"):
+            train(settings, small_dataset, tmp_path / "early", 1)
+        build_cache(settings, small_dataset, tmp_path)
+    whole = train(settings, small_dataset, tmp_path / "whole", STEPS)
+    first = train(settings, small_dataset, tmp_path / "parts", STOP)
+    assert first != whole
+    assert train(settings, small_dataset, tmp_path / "parts", STEPS) == whole
+    rows = [read_csv(tmp_path / run / "train_log.csv") for run in ("whole", "parts")]
+    names = ("step", "clips", "loss", "mse", "timestep", "lr", "grad_norm")
+    logged = [[[row[name] for name in names] for row in of_run] for of_run in rows]
+    assert logged[0] == logged[1]
+    assert len(logged[0]) == STEPS
+    # Warm-up takes 12 updates; a distilled student has had ten when step 20 begins.
+    rate = 11 / 12 if method in ("dmd2", "self_forcing") else 1
+    assert float(rows[0][-1]["lr"]) == pytest.approx(1e-3 * rate)
+
+
+def test_paths_are_built_once_and_by_shares(
+    small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of("wan", "kd", tmp_path / "ode_paths")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        build_cache(settings, small_dataset, tmp_path)
+        made = sorted((tmp_path / "ode_paths/paths").iterdir())
+        assert (tmp_path / "ode_paths/COMPLETE").exists() == (rank == "1")
+        assert len(made) == (5 if rank == "0" else 10)
+    digests = {path.name: digest_file(path) for path in made}
+    made[3].unlink()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    build_cache(settings, small_dataset, tmp_path)
+    again = {path.name: digest_file(path) for path in made}
+    assert again == digests
+    assert read_json(tmp_path / "ode_paths/COMPLETE")["clips"] == 10
+    other = settings.model_copy(update={"train": settings.train.model_copy(update={"seed": 1})})
+    with pytest.raises(UserError, match="made with seed 0, this run needs 1"):
+        build_cache(other, small_dataset, tmp_path)

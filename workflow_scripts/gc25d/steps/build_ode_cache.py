@@ -1,0 +1,105 @@
+"""Make the teacher's paths that `kd` regresses; one that was stopped goes on where it was.
+
+Inputs: train/settings.json, data/<dataset>, the teacher's weights. Output: the folder
+`train.kd.cache` with metadata.json, a path for each training clip, and COMPLETE at the end. With
+several GPUs one process for each makes its share, and the last to finish writes COMPLETE.
+
+    python -m gc25d.steps.build_ode_cache --settings train/settings.json \
+        --data data/gc25d_v10 --batch 4 --gpus 0
+"""
+
+import argparse
+import functools
+import logging
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from gc25d.dataset.clips import ClipDataset
+from gc25d.errors import UserError
+from gc25d.methods.ode_cache import OdeCache
+from gc25d.methods.ode_paths import build_paths, ode_cache, ode_plan
+from gc25d.methods.teacher import build_teacher, teacher_guidance
+from gc25d.step_settings import TrainStep, load_step
+from gc25d.steps import cli
+from gc25d.train.launch import Layout, run_processes
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Make the missing paths, here or in one process a GPU."""
+    if arguments.gpus > 1 and "RANK" not in os.environ:
+        command = [sys.executable, "-m", "gc25d.steps.build_ode_cache", *sys.argv[1:]]
+        status = run_processes(command, Layout(1, arguments.gpus, gpu=True))
+        if status:
+            sys.exit(status)
+        return
+    settings = load_step(arguments.settings, TrainStep)
+    if settings.train.method != "kd":
+        raise UserError(
+            f"{arguments.settings}: train.method is {settings.train.method}: only kd has paths"
+        )
+    torch.set_num_threads(settings.train.cpu_threads)
+    clips = ClipDataset(arguments.data, "train")
+    cache = ode_cache(settings, clips)
+    cache.claim()
+    share = (int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    if cache.missing(range(share[0], len(clips), share[1])):
+        build(settings, cache, clips, share, arguments.batch, _device(arguments.gpus))
+    sealed = cache.seal()
+    logger.info("%s is %s", cache.folder, "complete" if sealed else "waiting for other processes")
+
+
+def build(
+    settings: TrainStep,
+    cache: OdeCache,
+    clips: ClipDataset,
+    share: tuple[int, int],
+    batch_size: int,
+    device: torch.device,
+) -> None:
+    """Make this process's missing paths on `device`."""
+    low = functools.partial(torch.autocast, device.type, torch.bfloat16)
+    build_paths(
+        cache,
+        clips,
+        build_teacher(settings, device).eval().requires_grad_(False),
+        ode_plan(settings),
+        teacher_guidance(settings, clips),
+        seed=settings.train.seed,
+        batch_size=batch_size,
+        share=share,
+        autocast=low if settings.train.precision == "bf16" else nullcontext,
+    )
+
+
+def _device(gpus: int) -> torch.device:
+    """The process's GPU, or the CPU.
+
+    Raises:
+        UserError: GPUs are asked for and there is none.
+    """
+    if not gpus:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError(
+            "hardware.gpus_per_node asks for GPUs and torch finds none here: run on a GPU node, "
+            "or set it to 0"
+        )
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+if __name__ == "__main__":
+    parser = cli.parser(__doc__)
+    for name in ("settings", "data"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    for name in ("batch", "gpus"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    given = parser.parse_args()
+    if os.environ.get("RANK", "0") != "0":
+        given.log = None  # the first process has the file
+    cli.run(main, given)

@@ -1,0 +1,52 @@
+r"""Let this directory's run go on from a state of the older format: weights and {step, arm, vocab}.
+
+Inputs: train/settings.json, train/binding.json, data/<dataset>/READY, the state's JSON and its
+weights as one `.safetensors` (native names, bf16 or fp32). Outputs: train/states/step-<n>, from
+which the next run of snakemake goes on, and train/placed.json. Not exact: the moments start at zero
+(docs/resume.md). Refused when the run has a state already.
+
+    snakemake --cores 1 train/binding.json
+    python -m gc25d.steps.place_state --settings train/settings.json \
+        --binding train/binding.json --data data/gc25d_v10 \
+        --state old/trainer_state.json --weights old/step-1000.safetensors
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+from gc25d.errors import UserError
+from gc25d.plan import PLACED
+from gc25d.records import digest_json, locked, read_json, write_json
+from gc25d.step_settings import TrainStep, load_step
+from gc25d.steps import cli
+from gc25d.train.older_state import place_state, read_older_state
+from gc25d.train.segment_states import STATES
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Check that the state fits the run, write it in this format, say where in the data it is."""
+    run: Path = arguments.settings.parent
+    settings = load_step(arguments.settings, TrainStep)
+    older = read_older_state(arguments.state, settings.model.vocab)
+    with locked(run / "lock", wait_s=0.0, held="a trainer works on this run"):
+        if any((run / STATES).glob("step-*")):
+            raise UserError(
+                f"{run / STATES}: the run has states of its own already: place the older one in "
+                "another --directory"
+            )
+        binding = digest_json(read_json(arguments.binding))
+        place_state(settings, arguments.weights, older.step, run / STATES, binding)
+        write_json(run / PLACED.name, {"step": older.step, "weights": str(arguments.weights)})
+    steps = read_json(arguments.data / "READY")["steps_per_epoch"]
+    epoch, within = divmod(older.step, steps)
+    logger.info("placed at step %d: epoch %d, %d of %d steps", older.step, epoch, within, steps)
+
+
+if __name__ == "__main__":
+    parser = cli.parser(__doc__)
+    for name in ("settings", "binding", "data", "state", "weights"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    cli.run(main, parser.parse_args())

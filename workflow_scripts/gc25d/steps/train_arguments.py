@@ -1,0 +1,31 @@
+"""The arguments that the trainer and the processes that it starts have in common."""
+
+import argparse
+from pathlib import Path
+
+from gc25d.steps import cli
+from gc25d.train.launch import Layout
+
+PATHS = ("settings", "binding", "data", "weights", "probe", "done")
+NUMBERS = ("until", "micro-batch", "save-every", "validate-every", "log-every", "workers")
+PLACES = ("resumed-step", "nodes", "gpus-per-node", "processes")
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser for all of them."""
+    made = cli.parser(doc)
+    for name in PATHS:
+        made.add_argument(f"--{name}", type=Path, required=True)
+    for name in (*NUMBERS, *PLACES):
+        made.add_argument(f"--{name}", type=int, required=True)
+    made.add_argument("--engine", choices=("plain", "deepspeed"), required=True)
+    made.add_argument("--cpus-per-node", type=int, default=0)
+    made.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
+    made.add_argument("--recompute", choices=("none", "half", "all", "auto"), default="auto")
+    return made
+
+
+def layout(arguments: argparse.Namespace) -> Layout:
+    """The processes asked for."""
+    gpu = arguments.gpus_per_node > 0
+    return Layout(arguments.nodes, arguments.processes, gpu, arguments.cpus_per_node)

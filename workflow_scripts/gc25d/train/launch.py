@@ -1,0 +1,204 @@
+"""Start the processes of a training job, one a GPU, on one node or on several; imports no torch.
+
+The trainer's parent starts this node's processes itself. On several nodes it runs `srun`, which
+starts one launcher a node (gc25d.steps.train_node), and that one its processes. What a process
+ends with is passed on as it is (a stop on request has a status of its own), requests to stop reach
+every process, and one that dies takes the others along.
+"""
+
+import contextlib
+import ctypes
+import logging
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from gc25d.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 20.0
+_POLL_S = 0.1
+_FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Processes of a job."""
+
+    nodes: int
+    processes_per_node: int
+    gpu: bool
+    cpus_per_node: int = 0
+    """What a node's launcher asks SLURM for, which gives a job step one by default; 0: nothing."""
+
+    @property
+    def world_size(self) -> int:
+        """All processes."""
+        return self.nodes * self.processes_per_node
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the processes of a job find each other."""
+
+    address: str
+    port: int
+
+
+def run_processes(
+    command: Sequence[str],
+    layout: Layout,
+    node: int = 0,
+    meeting: Meeting | None = None,
+    grace_s: float = GRACE_S,
+) -> int:
+    """Run a node's processes to their end.
+
+    Args:
+        command: what each of them runs.
+        layout: of the whole job.
+        node: number of this node.
+        meeting: by default this host and a free port, which suits one node.
+        grace_s: how long processes may live on after one of them failed, seconds.
+
+    Returns:
+        0, or the status of the first that failed (128 + the signal that killed it).
+    """
+    meeting = meeting or Meeting("127.0.0.1", free_port())
+    first = node * layout.processes_per_node
+    processes = [
+        subprocess.Popen(command, env=_environment(layout, meeting, first + local, local))
+        for local in range(layout.processes_per_node)
+    ]
+    with _forwarding(processes):
+        return _wait(processes, first, grace_s)
+
+
+def run_nodes(command: Sequence[str], layout: Layout) -> int:
+    """Run a launcher on every node of this SLURM job; returns the status of the first to fail.
+
+    Args:
+        command: of a node's launcher, which is given `--node`, `--address` and `--port` too.
+        layout: the nodes.
+
+    Raises:
+        UserError: this is no SLURM job: there is no `srun`.
+    """
+    try:
+        step = subprocess.Popen(
+            srun_command(command, layout, free_port()), preexec_fn=end_with_parent
+        )
+    except FileNotFoundError:
+        raise UserError(
+            f"hardware.nodes is {layout.nodes} and there is no srun here: submit with "
+            "--profile profiles/slurm, or set hardware.nodes to 1"
+        ) from None
+    with _forwarding([step]):
+        return _status(step.wait())
+
+
+def srun_command(command: Sequence[str], layout: Layout, port: int) -> list[str]:
+    """The job step: one task a node; the first node of the list is where processes meet.
+
+    SLURM's variables exist only inside the tasks: Snakemake's executor removes them outside.
+    """
+    head = 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1'
+    inside = (
+        f'exec {shlex.join(command)} --node "$SLURM_NODEID" --address "$({head})" --port {port}'
+    )
+    cpus = [f"--cpus-per-task={layout.cpus_per_node}"] if layout.cpus_per_node else []
+    return [
+        *("srun", f"--nodes={layout.nodes}", f"--ntasks={layout.nodes}", "--ntasks-per-node=1"),
+        *(*cpus, "--kill-on-bad-exit=1", "bash", "-c", inside),
+    ]
+
+
+def end_with_parent() -> None:
+    """Have this process killed when the one that started it ends, however it does.
+
+    A killed launcher must not leave processes that still write to the run.
+    """
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def rank_command(arguments: Sequence[str]) -> list[str]:
+    """What each process of a job runs, with the arguments of gc25d.steps.train."""
+    return [sys.executable, "-m", "gc25d.steps.train_rank", *arguments]
+
+
+def node_command(arguments: Sequence[str]) -> list[str]:
+    """What each node's launcher runs, with the arguments of gc25d.steps.train."""
+    return [sys.executable, "-m", "gc25d.steps.train_node", *arguments]
+
+
+def _environment(layout: Layout, meeting: Meeting, rank: int, local: int) -> Mapping[str, str]:
+    """What torch.distributed and accelerate read of a process's place."""
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": local,
+        "WORLD_SIZE": layout.world_size,
+        "LOCAL_WORLD_SIZE": layout.processes_per_node,
+        "MASTER_ADDR": meeting.address,
+        "MASTER_PORT": meeting.port,
+    }
+    device = {} if layout.gpu else {"DS_ACCELERATOR": "cpu"}
+    return {**os.environ, **{name: str(value) for name, value in place.items()}, **device}
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], first: int, grace_s: float) -> int:
+    """Wait for all; once one has failed the others get a moment, then are killed."""
+    status, deadline = 0, None
+    while None in (codes := [process.poll() for process in processes]):
+        failed = next((rank for rank, code in enumerate(codes) if code), None)
+        if failed is not None and deadline is None:
+            status, deadline = _status(codes[failed] or 0), time.monotonic() + grace_s
+            logger.warning("process %d ended with status %d", first + failed, status)
+        if deadline is not None and time.monotonic() > deadline:
+            for process in processes:
+                process.kill()
+        time.sleep(_POLL_S)
+    return status or next((_status(code) for code in codes if code), 0)
+
+
+def _status(code: int) -> int:
+    """A status as shells tell it: 128 + the number of the signal that killed the process."""
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _forwarding(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Pass requests to stop on, and wait for their effect instead of dying of them.
+
+    An interrupt goes on as SIGTERM: a terminal has sent it to every process already, and a second
+    one ends a process without saving.
+    """
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        sent = signal.SIGTERM if number == signal.SIGINT else signal.Signals(number)
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(sent)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

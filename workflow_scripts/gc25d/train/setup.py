@@ -1,0 +1,75 @@
+"""A segment's engine and training method, on the run's starting weights."""
+
+from typing import cast
+
+from gc25d.dataset.clips import ClipDataset
+from gc25d.methods.base import TrainingMethod
+from gc25d.methods.table import build_method
+from gc25d.model.execution import prepare_execution
+from gc25d.model.interface import VideoModel
+from gc25d.model.start import model_config, starting_model
+from gc25d.settings import Geometry
+from gc25d.step_settings import TrainStep
+from gc25d.train.engine import Engine, PlainEngine
+from gc25d.train.pace import Pace
+
+
+def build_engine(settings: TrainStep, pace: Pace) -> Engine:
+    """The engine of this process.
+
+    Raises:
+        UserError: the devices or the other processes are not what was asked for.
+    """
+    train = settings.train
+    if pace.engine == "plain":
+        return PlainEngine(train.precision, train.cpu_threads, gpu=pace.gpu)
+    from gc25d.train.deepspeed_engine import ZeroEngine  # needs DeepSpeed and several seconds
+
+    return ZeroEngine(
+        train.precision, train.cpu_threads, train.global_batch, pace.micro_batch, gpu=pace.gpu
+    )
+
+
+def starting_method(
+    settings: TrainStep, clips: ClipDataset, engine: Engine, pace: Pace
+) -> TrainingMethod:
+    """The run's training method on its starting weights, in the engine's hands."""
+    start = settings.model
+    model = starting_model(
+        model_config(settings),
+        settings.train.seed,
+        start.init_dir,
+        start.init_ckpt,
+        engine.start_device,
+    )
+    method = build_method(settings, model, clips)
+    choose_execution(method, engine, settings.geometry, pace)
+    engine.prepare(method)
+    method.on_train_start()
+    return method
+
+
+def choose_execution(
+    method: TrainingMethod, engine: Engine, geometry: Geometry, pace: Pace
+) -> None:
+    """Compile the method's networks and choose what they recompute, to fit the device.
+
+    Raises:
+        UserError: the training does not fit the GPU.
+    """
+    held = sum(p.numel() for role in method.trained.values() for p in role.model.parameters())
+    for network in method.roles.values():
+        prepare_execution(
+            cast(VideoModel, network),
+            compile_choice=pace.compile,
+            recompute=pace.recompute,
+            device=engine.device,
+            tokens=pace.micro_batch * tokens_of_a_clip(geometry),
+            state_bytes=engine.state_bytes(held),
+        )
+
+
+def tokens_of_a_clip(geometry: Geometry) -> int:
+    """Latent frames of 4 video frames (the first alone), tokens of 32 x 32 pixels."""
+    latent_frames = (geometry.frames - 1) // 4 + 1
+    return latent_frames * (geometry.height // 32) * (geometry.width // 32)

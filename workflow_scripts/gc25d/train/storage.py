@@ -1,0 +1,119 @@
+"""Room for states: free disk space and free memory, and what is said when there is too little."""
+
+import ctypes
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from gc25d.errors import UserError
+from gc25d.train.states import folder_bytes
+
+logger = logging.getLogger(__name__)
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def free_bytes(folder: Path) -> int:
+    """What this user may still write below a folder that exists."""
+    return shutil.disk_usage(folder).free
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Take the blocks of a file at once: writing is faster, and a full disk is known beforehand.
+
+    The C library's `fallocate` is called, not `posix_fallocate`: on file systems that cannot
+    reserve, the latter writes every block, the former says so and nothing is reserved.
+
+    Raises:
+        OSError: the disk or a quota is full.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    failed = library.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size))
+    code = ctypes.get_errno()
+    if failed and code in _FULL:
+        raise OSError(code, os.strerror(code))
+
+
+def make_room(root: Path, needed: int, removable: Sequence[Path]) -> None:
+    """Free `needed` bytes below `root` by removing older states, the oldest first, if it must be.
+
+    Raises:
+        UserError: it is too little even so.
+    """
+    for folder in removable:
+        if free_bytes(root) >= needed:
+            return
+        logger.warning("%s goes early: %s is almost full", folder, root)
+        shutil.rmtree(folder)
+    if free_bytes(root) < needed:
+        raise disk_full(root, needed)
+
+
+def check_two_states_fit(root: Path, one: int, present: Sequence[Path]) -> None:
+    """At the start: a state must never go before the one after it is whole.
+
+    Args:
+        root: the folder of the states.
+        one: bytes of a state.
+        present: the run's states that lie there already; they rotate.
+
+    Raises:
+        UserError: two do not fit.
+    """
+    held = folder_bytes(present)
+    if free_bytes(root) + held < 2 * one:
+        raise disk_full(root, 2 * one - held, "two states of this run must fit")
+
+
+def disk_full(root: Path, needed: int, why: str = "the next state does not fit") -> UserError:
+    """The message of a full disk."""
+    return UserError(
+        f"{root}: {why}: needs {in_gb(needed)}, free are {in_gb(free_bytes(root))}. Free "
+        "space there, or move the run's folder to a larger disk, then give the same command again: "
+        "the state before this one is kept"
+    )
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the disk or a quota was full."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def in_gb(size: int) -> str:
+    """Bytes for a message."""
+    return f"{size / 1e9:.3g} GB"
+
+
+def available_memory() -> int | None:
+    """Bytes of host memory that this process may still take; None where the system does not say.
+
+    The smaller of the machine's `MemAvailable` and what the control group's limit leaves.
+    """
+    limits = [limit for limit in (_machine_memory(), _group_memory()) if limit is not None]
+    return min(limits, default=None)
+
+
+def _machine_memory() -> int | None:
+    if not _MEMINFO.exists():
+        return None
+    lines = _MEMINFO.read_text().splitlines()
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * int(found[0]) if found else None
+
+
+def _group_memory(root: Path = _CGROUP) -> int | None:
+    """The control group's limit less what it holds; pages that only cache files do not count."""
+    limit, current, stat = (root / f"memory.{name}" for name in ("max", "current", "stat"))
+    try:
+        if limit.read_text().strip() == "max":
+            return None
+        pages = dict(line.split() for line in stat.read_text().splitlines())
+        used = int(current.read_text()) - int(pages.get("inactive_file", 0))
+        return max(0, int(limit.read_text()) - used)
+    except (OSError, ValueError):
+        return None
