@@ -73,6 +73,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--recompute", choices=("none", "half", "all"), default="none")
+    parser.add_argument("--kernels", choices=("exact", "fastest"), default="fastest")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -106,7 +107,8 @@ def worker(arguments: argparse.Namespace) -> None:
     size = chosen_size(tiny=arguments.tiny, layers=arguments.layers)
     began = time.perf_counter()
     batch = ACCUMULATED * arguments.processes
-    engine = ZeroEngine("bf16", 1, batch, 1, gpu=arguments.device == "cuda")
+    gpu, exact = arguments.device == "cuda", arguments.kernels == "exact"
+    engine = ZeroEngine("bf16", 1, batch, 1, gpu=gpu, exact=exact)
     method = prepared_method(size, engine, arguments.recompute)
     taken = {"start": time.perf_counter() - began}
     segment = trainer(method, engine)

@@ -75,6 +75,7 @@ rule train_segment:
             f" --validate-every {settings.validation.every}"
             f" --engine {engine} --nodes {hardware.nodes} --processes {per_node}"
             f" --gpus-per-node {hardware.gpus_per_node}"
+            f" --kernels {train.kernels}"
             f" --compile {settings.model.compile} --recompute {settings.model.recompute}"
         ),
     # exec: a request to stop reaches the trainer, no shell between dies of it.

@@ -20,6 +20,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
         made.add_argument(f"--{name}", type=int, required=True)
     made.add_argument("--engine", choices=("plain", "deepspeed"), required=True)
     made.add_argument("--cpus-per-node", type=int, default=0)
+    made.add_argument("--kernels", choices=("exact", "fastest"), default="exact")
     made.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     made.add_argument("--recompute", choices=("none", "half", "all", "auto"), default="auto")
     return made

@@ -50,6 +50,7 @@ def train(arguments: argparse.Namespace) -> None:
             arguments.workers,
             gpu=arguments.gpus_per_node > 0,
             engine=arguments.engine,
+            exact=arguments.kernels == "exact",
             compile=arguments.compile,
             recompute=arguments.recompute,
         ),

@@ -56,6 +56,7 @@ class ZeroEngine:
         micro_batch: int,
         *,
         gpu: bool,
+        exact: bool = True,
     ) -> None:
         """Join the other processes.
 
@@ -65,6 +66,7 @@ class ZeroEngine:
             global_batch: samples of an optimizer step over all processes.
             micro_batch: samples of a forward pass, at most.
             gpu: whether each process has a GPU.
+            exact: as for `fix_arithmetic`.
 
         Raises:
             UserError: DeepSpeed is missing, or what runs is not what was asked for.
@@ -74,7 +76,7 @@ class ZeroEngine:
                 "the deepspeed engine needs its launcher: start it through "
                 "`python -m gc25d.steps.train`"
             )
-        fix_arithmetic(cpu_threads, gpu=gpu)
+        fix_arithmetic(cpu_threads, gpu=gpu, exact=exact)
         _quiet_deepspeed()
         self.world_size = int(os.environ["WORLD_SIZE"])
         self.processes_per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -132,13 +132,13 @@ class PlainEngine:
     world_size = 1
     processes_per_host = 1
 
-    def __init__(self, precision: str, cpu_threads: int, *, gpu: bool) -> None:
-        """Choose the device.
+    def __init__(self, precision: str, cpu_threads: int, *, gpu: bool, exact: bool = True) -> None:
+        """Choose the device; `exact` as for `fix_arithmetic`.
 
         Raises:
             UserError: a GPU was asked for and there is none.
         """
-        fix_arithmetic(cpu_threads, gpu=gpu)
+        fix_arithmetic(cpu_threads, gpu=gpu, exact=exact)
         self.accelerator = Accelerator(
             cpu=not gpu,
             mixed_precision="bf16" if precision == "bf16" else "no",
@@ -232,8 +232,8 @@ class PlainEngine:
         """Nothing to part from."""
 
 
-def fix_arithmetic(cpu_threads: int, *, gpu: bool) -> None:
-    """Make sums repeat: their order is fixed on the CPU and on the GPU.
+def fix_arithmetic(cpu_threads: int, *, gpu: bool, exact: bool = True) -> None:
+    """Make sums repeat: their order is fixed on the CPU, and on the GPU if `exact`.
 
     Raises:
         UserError: a GPU was asked for and there is none.
@@ -245,7 +245,7 @@ def fix_arithmetic(cpu_threads: int, *, gpu: bool) -> None:
         )
     # Sums on the CPU depend on the number of threads: it is a setting, not the machine's.
     torch.set_num_threads(cpu_threads)
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(exact or not gpu)
     # New memory is always written before it is read: filling it first only costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -21,5 +21,7 @@ class Pace:
     gpu: bool = False
     engine: str = "plain"
     """`plain` or `deepspeed`."""
+    exact: bool = True
+    """Only kernels that repeat bit for bit."""
     compile: CompileChoice = "auto"
     recompute: RecomputeChoice = "auto"

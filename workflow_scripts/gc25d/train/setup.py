@@ -22,11 +22,16 @@ def build_engine(settings: TrainStep, pace: Pace) -> Engine:
     """
     train = settings.train
     if pace.engine == "plain":
-        return PlainEngine(train.precision, train.cpu_threads, gpu=pace.gpu)
+        return PlainEngine(train.precision, train.cpu_threads, gpu=pace.gpu, exact=pace.exact)
     from gc25d.train.deepspeed_engine import ZeroEngine  # needs DeepSpeed and several seconds
 
     return ZeroEngine(
-        train.precision, train.cpu_threads, train.global_batch, pace.micro_batch, gpu=pace.gpu
+        train.precision,
+        train.cpu_threads,
+        train.global_batch,
+        pace.micro_batch,
+        gpu=pace.gpu,
+        exact=pace.exact,
     )
 
 
