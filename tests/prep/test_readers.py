@@ -1,6 +1,9 @@
 """Reading ahead in worker processes: the same clips, in order, and faults told apart."""
 
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -125,6 +128,55 @@ def test_a_killed_worker_is_an_error_that_says_what_to_do(long_run):
     process.kill()
     with pytest.raises(UserError, match=r"killed.*lower prep\.workers"):
         list(stream)
+
+
+READING_SCRIPT = """
+import sys
+from pathlib import Path
+from gc25d.prep import readers
+from gc25d.prep.read import RawRun
+
+if __name__ == "__mp_main__" and sys.argv[2] == "main":
+    raise ImportError("no worker gets further")
+if __name__ == "__main__":
+    if sys.argv[2] == "server":
+        readers._PRELOADED = (*readers._PRELOADED, "half_written")
+    run = RawRun.open(Path(sys.argv[1]), "maze__run-000", 5, 32, 32)
+    for reading in readers.readings(run, run.clips(), 2):
+        reading.release()
+"""
+
+
+@pytest.mark.parametrize(
+    ("dies", "printed", "said"),
+    [
+        (
+            "main",
+            "ImportError: no worker gets further",
+            "a process that read clips ended with status 1: the error that it printed is above",
+        ),
+        ("server", "SyntaxError", "no process to read clips could be started"),
+    ],
+)
+def test_workers_that_die_at_import_end_the_job(tmp_path, raw_run, dies, printed, said):
+    """In each worker, or in the server that they are forked from, whose modules are read once."""
+    (tmp_path / "half_written.py").write_text("def")
+    (tmp_path / "script.py").write_text(READING_SCRIPT)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py", raw_run(tmp_path / "raw"), dies],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *_python_path()])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert printed in done.stderr
+    assert f"RuntimeError: {said}" in done.stderr
+
+
+def _python_path() -> list[str]:
+    return list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
 
 
 def test_a_fault_of_the_program_comes_back_with_its_traceback(long_run):

@@ -70,6 +70,8 @@ def test_unknown_names_get_a_key_of_their_own(name, key):
         ("NVIDIA H200 MIG 1g.18gb", "H200-MIG-1G-18GB"),
         ("GRID A100-10C", "GRID-A100-10C"),
         ("NVIDIA L40S-24Q", "L40S-24Q"),
+        ("NVIDIA A100-1-5CME", "A100-1-5CME"),
+        ("GRID T4-2B4", "GRID-T4-2B4"),
     ],
 )
 def test_a_share_of_a_gpu_is_not_the_gpu(name, key):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gc25d.errors import UserError
-from gc25d.regression.exchange import import_cells, imported, merge_norms
+from gc25d.regression.exchange import export_norms, import_cells, imported, merge_norms
 from gc25d.regression.refs import Measurement, Origin, Reference, compare, read_refs, record
 from gc25d.steps import export_refs, import_refs
 
@@ -115,6 +115,17 @@ def test_a_cell_with_another_norm_is_replaced_only_when_asked(tmp_path):
     }
 
 
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_damaged_file_of_one_device_leaves_the_others_alone(tmp_path, replace):
+    damaged = tmp_path / "refs/H200.json"
+    damaged.parent.mkdir()
+    damaged.write_text("{")
+    file = theirs(tmp_path, {"a/b": {"CPU": 1.6, "H200": 1.0}})
+    with pytest.raises(UserError, match=r"H200\.json"):
+        run_import(tmp_path, file, replace=replace)
+    assert list(damaged.parent.iterdir()) == [damaged]
+
+
 def test_an_equal_norm_keeps_all_that_is_known_of_it(tmp_path):
     record(tmp_path / "CPU.json", "CPU", {"a/b": OURS})
     cells = {"a/b": imported(1.5, 0.1, "f", "now"), "c/d": imported(2.0, 0.1, "f", "now")}
@@ -149,6 +160,16 @@ def test_an_export_keeps_what_it_does_not_know(tmp_path):
             argparse.Namespace(files=[tmp_path / "refs/GB200.json"], out=broken, names=None)
         )
     assert broken.read_text() == '{"test": 1}'
+
+
+def test_two_cells_do_not_become_one_test(tmp_path):
+    out = tmp_path / "out.json"
+    norms = {"a/b": {"CPU": 1.0}, "theirs": {"CPU": 2.0}}
+    with pytest.raises(UserError, match=r"a/b is to become theirs, but theirs is a cell"):
+        export_norms(norms, out, {"theirs": "a/b"})
+    assert not out.exists()
+    export_norms(norms, out, {"theirs": "a/b", "a/b": "theirs"})
+    assert json.loads(out.read_text()) == {"a/b": {"CPU": 2.0}, "theirs": {"CPU": 1.0}}
 
 
 def test_out_and_in_again_gives_the_same_norms(tmp_path):

@@ -119,6 +119,7 @@ def broken(change) -> str:
         broken(lambda c: c.update(format=2)),
         broken(lambda c: c.pop("cells")),
         broken(lambda c: c["cells"]["a"].pop("rtol")),
+        broken(lambda c: c["cells"]["a"].update(rtol=10)),
         broken(lambda c: c["cells"]["a"].update(norm=0)),
         broken(lambda c: c["cells"]["a"].update(norm="1")),
         broken(lambda c: c["cells"]["a"].update(norm=math.nan)),

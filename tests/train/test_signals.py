@@ -25,6 +25,22 @@ with Preemption() as preemption:
         if preemption.requested:
             print("noted", flush=True)
 """
+# As a compiler of torch's: started by the trainer, at work when the signal comes.
+WITH_A_HELPER = """
+import subprocess, sys
+from gc25d.train.signals import Preemption
+work = "import time; print('ready', flush=True); time.sleep(0.5); print('worked', flush=True)"
+with Preemption() as preemption:
+    status = subprocess.run([sys.executable, "-c", work]).returncode
+    print(status, preemption.received.name, flush=True)
+"""
+WAITS_IN_C = """
+import ctypes
+from gc25d.train.signals import Preemption
+with Preemption():
+    print("ready", flush=True)
+    ctypes.CDLL(None).sem_wait(ctypes.create_string_buffer(64))
+"""
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:
@@ -64,7 +80,39 @@ def test_only_a_second_interrupt_ends_at_once(trainer: subprocess.Popen[str]) ->
     assert trainer.poll() is None
     trainer.send_signal(signal.SIGINT)
     trainer.communicate(timeout=20)
-    assert trainer.returncode == -signal.SIGINT
+    assert trainer.returncode == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+def test_a_signal_to_all_processes_leaves_helpers_at_work(name: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WITH_A_HELPER],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.Signals[name])
+    said, _ = process.communicate(timeout=20)
+    assert said == f"worked\n0 {name}\n"
+
+
+def test_requests_are_heard_while_the_main_thread_is_inside_a_library() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS_IN_C],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline().startswith("SIGINT: stopping after this step")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
 
 
 def test_outside_signals_are_handled_as_before() -> None:
@@ -72,6 +120,9 @@ def test_outside_signals_are_handled_as_before() -> None:
     with Preemption() as preemption:
         assert not preemption.requested
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert preemption.requested
+        deadline = time.monotonic() + 20
+        while not preemption.requested and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert preemption.received is signal.SIGUSR1
     assert signal.getsignal(signal.SIGUSR1) is before
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])

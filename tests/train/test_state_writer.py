@@ -251,6 +251,26 @@ def test_a_state_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     assert target.tolist() == [0.0, 0.0]
 
 
+def test_a_state_of_another_binding_is_moved_and_not_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for binding in ("theirs", "others", BINDING, BINDING):
+        writer = StateWriter(tmp_path)
+        share = [whole("s/a:weight", torch.ones(2))]
+        writer.save(5, share, binding=binding, checkpoint=False)
+        writer.wait()
+    kept = {
+        path.name: json.loads((path / "manifest.json").read_text())["binding"]
+        for path in tmp_path.iterdir()
+    }
+    assert kept == {
+        "step-0000005": BINDING,
+        "step-0000005.other-1": "theirs",
+        "step-0000005.other-2": "others",
+    }
+    assert "moved to step-0000005.other-2" in caplog.text
+
+
 def test_what_a_killed_save_left_goes_at_the_next_start(tmp_path: Path) -> None:
     folder = save(tmp_path, 4, whole("s/a:weight", torch.ones(2)))
     half: Sequence[Path] = [tmp_path / ".step-0000005.tmp", tmp_path / ".step-0000004.replaced.tmp"]
@@ -273,6 +293,19 @@ def test_memory_limits_of_a_control_group_count(tmp_path: Path) -> None:
     assert group("600") == 50
     assert group("max") is None
     assert storage._group_memory(tmp_path / "none") is None
+
+
+def test_limits_of_a_job_inside_other_groups_count() -> None:
+    root = Path("/c")
+    job = "12:pids:/x\n0::/system.slice/slurmstepd.scope/job_7\n"
+    assert storage._groups(job, root) == [
+        root,
+        root / "system.slice",
+        root / "system.slice/slurmstepd.scope",
+        root / "system.slice/slurmstepd.scope/job_7",
+    ]
+    for seen in ("0::/\n", "0::/../../other\n", "4:memory:/x\n", ""):
+        assert storage._groups(seen, root) == [root]
 
 
 def test_a_files_blocks_are_taken_before_it_is_written(tmp_path: Path) -> None:

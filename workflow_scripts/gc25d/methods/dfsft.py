@@ -41,8 +41,8 @@ class DfsftMethod(TrainingMethod):
     def single_train_step(self, batch: Batch, iteration: int) -> tuple[LossMap, Outputs, Metrics]:
         """Noise each chunk at its own timestep, predict, weigh each frame's squared error."""
         index, noise = self.draw(batch)
-        timestep = self.grid[index].to(batch.latents.device)
-        weight = self.weights[index].to(batch.latents.device)
+        timestep = self.grid[index].to(batch.latents.device, non_blocking=True)
+        weight = self.weights[index].to(batch.latents.device, non_blocking=True)
         clean = batch.latents.float()
         noisy = flow.add_noise(clean, noise, timestep[:, None, :, None, None])
         inputs, per_frame = flow.clean_first_frame(noisy, clean, timestep)
@@ -64,7 +64,7 @@ class DfsftMethod(TrainingMethod):
     def draw(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Grid index of each frame [B, F], equal within a chunk, and noise (float32) as latents."""
         draws = batch.draws or self.drawn(batch)
-        return draws.index, draws.noise.to(batch.latents.device)
+        return draws.index, draws.noise.to(batch.latents.device, non_blocking=True)
 
     def drawn(self, batch: Batch) -> Draws:
         """A pure function of (seed, epoch, index): the same on any rank, device and batch."""

@@ -139,7 +139,7 @@ class DistillMethod(TrainingMethod):
         float32.
         """
         index, noise = self.draw_score("distill generator", batch)
-        timestep = self.grid[index].to(made.device)
+        timestep = self.grid[index].to(made.device, non_blocking=True)
         noisy, per_frame = self._noised(made.detach(), noise, timestep)
         across = per_frame[:, None, :, None, None]
         with torch.no_grad():
@@ -163,7 +163,7 @@ class DistillMethod(TrainingMethod):
             The loss and the mean timestep.
         """
         index, noise = self.draw_score("distill critic", batch)
-        timestep = self.grid[index].to(made.device)
+        timestep = self.grid[index].to(made.device, non_blocking=True)
         noisy, per_frame = self._noised(made, noise, timestep)
         output = predict(self.roles[CRITIC], noisy, per_frame, batch)
         error = flow.squared_error(output.prediction, flow.velocity(made, noise))

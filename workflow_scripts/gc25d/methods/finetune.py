@@ -47,8 +47,8 @@ class FinetuneMethod(TrainingMethod):
     def single_train_step(self, batch: Batch, iteration: int) -> tuple[LossMap, Outputs, Metrics]:
         """Noise each sample at its own timestep, predict the velocity, weigh the squared error."""
         index, noise = self.draw(batch)
-        timestep = self.grid[index].to(batch.latents.device)
-        weight = self.weights[index].to(batch.latents.device)
+        timestep = self.grid[index].to(batch.latents.device, non_blocking=True)
+        weight = self.weights[index].to(batch.latents.device, non_blocking=True)
         clean = batch.latents.float()
         noisy = flow.add_noise(clean, noise, timestep[:, None, None, None, None])
         inputs, per_frame = flow.condition_first_frame(noisy, clean, timestep)
@@ -70,7 +70,7 @@ class FinetuneMethod(TrainingMethod):
     def draw(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Grid index [B] on the CPU and noise (as the latents, float32) of each sample."""
         draws = batch.draws or self.drawn(batch)
-        return draws.index, draws.noise.to(batch.latents.device)
+        return draws.index, draws.noise.to(batch.latents.device, non_blocking=True)
 
     def drawn(self, batch: Batch) -> Draws:
         """A pure function of (seed, epoch, index): the same on any rank, device and batch."""

@@ -9,10 +9,12 @@ from gc25d.dataset.clips import ClipDataset
 from gc25d.errors import UserError
 from gc25d.methods.guidance import Guidance, NullPrompt
 from gc25d.model.start import starting_model
+from gc25d.model.weights import base_files
 from gc25d.model.zoo import wan_config
 from gc25d.prep.text import TextTable
 from gc25d.records import digest_file, digest_json
 from gc25d.step_settings import TrainStep
+from gc25d.tensors import read_metadata
 
 
 def teacher_path(settings: TrainStep) -> str:
@@ -24,7 +26,7 @@ def build_teacher(settings: TrainStep, device: torch.device) -> nn.Module:
     """A float32 `wan` model with the teacher's weights, also what a critic starts from.
 
     Raises:
-        UserError: weights missing, misshapen, or of another vocab.
+        UserError: weights missing, misshapen, of another vocab, or of a causal model.
     """
     train, model = settings.train, settings.model
     size = model.size if train.teacher.size == "student" else train.teacher.size
@@ -32,26 +34,34 @@ def build_teacher(settings: TrainStep, device: torch.device) -> nn.Module:
     path = teacher_path(settings)
     folder, file = (path, "") if path and Path(path).is_dir() else ("", path)
     try:
+        if file:
+            _refuse_other_model(Path(file))
         return starting_model(config, train.seed, folder, file, device)
     except UserError as error:
         raise UserError(f"the teacher of train.method {train.method}: {error}") from None
 
 
+def _refuse_other_model(file: Path) -> None:
+    """A causal export has the same tensors: seeing whole videos, it would teach nonsense."""
+    name = read_metadata(file).get("model", "wan")
+    if name != "wan":
+        raise UserError(
+            f"{file} is an export of {name}, expected wan: set train.teacher.weights to a wan "
+            "export or to base weights"
+        )
+
+
 def teacher_digest(settings: TrainStep) -> str:
-    """Digest of the teacher's weight files, or of the seed and size that draw it.
+    """Digest of the weight files that a teacher reads, or of the seed and size that draw it.
 
     Raises:
-        UserError: the path holds no `.safetensors`.
+        UserError: there are none.
     """
     path = teacher_path(settings)
     if not path:
         drawn = {"seed": settings.train.seed, "model": settings.model.model_dump(mode="json")}
         return digest_json(drawn)
-    root = Path(path)
-    files = [root] if root.is_file() else sorted(root.rglob("*.safetensors"))
-    if not files:
-        raise UserError(f"{path}: no .safetensors: set train.teacher.weights")
-    return digest_json({f.name: digest_file(f) for f in files})
+    return digest_json({file.name: digest_file(file) for file in base_files(Path(path))})
 
 
 def teacher_guidance(settings: TrainStep, clips: ClipDataset) -> Guidance:

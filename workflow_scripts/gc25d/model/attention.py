@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
+_VARIANTS = 64
 _FLEX_TOKENS = 1024  # shorter sequences take next to no time in any kernel
 _HOPPER = (9, 0)  # compute capability from which cuDNN's kernels beat flash
 
@@ -42,9 +43,19 @@ def attention_backends(device: torch.device) -> AbstractContextManager[None]:
     return context
 
 
+def allow_variants() -> None:
+    """Let torch compile one piece of code for many shapes: past its limit it goes on uncompiled.
+
+    A limit of all models together: training, validation and sampling with a cache are variants of a
+    block, and so are the lengths of a roll-out's keys.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VARIANTS)
+
+
 @functools.cache
 def flex_kernel() -> Callable[..., Tensor]:
     """`flex_attention`, compiled at its first call: uncompiled it computes all logits."""
+    allow_variants()
     return torch.compile(flex_attention, dynamic=False)
 
 

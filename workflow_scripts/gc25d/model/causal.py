@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from gc25d.model.attention import attend
+from gc25d.model.attention import attend, flex_kernel
 from gc25d.model.blocks import View
 from gc25d.model.config import PATCH, WanConfig
 from gc25d.model.interface import ModelOutput
@@ -70,8 +70,7 @@ def chunk_mask(tokens: int, chunk_tokens: int, device: torch.device) -> BlockMas
 def causal_view(tokens: int, chunk_tokens: int, device: torch.device) -> View:
     """The fastest exact view on `device`: flex attention on a GPU that has it, or the loop."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FLEX_CAPABILITY:
-        kernel = torch.compile(flex_attention, dynamic=False)
-        return FlexCausal(chunk_mask(tokens, chunk_tokens, device), kernel)
+        return FlexCausal(chunk_mask(tokens, chunk_tokens, device), flex_kernel())
     return ChunkLoop(chunk_tokens)
 
 

@@ -10,13 +10,12 @@ from typing import Literal, TypeAlias
 import torch
 
 from gc25d.errors import UserError
+from gc25d.model.attention import allow_variants
 from gc25d.model.interface import VideoModel
 from gc25d.model.memory import Recompute, choose_recompute, recomputed_blocks
 from gc25d.model.wan import WanModel
 
 logger = logging.getLogger(__name__)
-
-_VARIANTS = 64
 
 CompileChoice: TypeAlias = Literal["auto", "on", "off"]
 RecomputeChoice: TypeAlias = Literal["none", "half", "all", "auto"]
@@ -67,10 +66,9 @@ def compile_blocks(model: VideoModel) -> None:
     """Compile each block, and a Wan model's condition and head, in place at their first call.
 
     Blocks share their code and are compiled once; the number of prompts and their rows become
-    dynamic at their first change. Training, validation and sampling with a cache are variants.
+    dynamic at their first change.
     """
-    # Past its limit torch goes on uncompiled, and variants of all models' blocks count together.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VARIANTS)
+    allow_variants()
     for block in model.blocks:
         block.compile()
     if isinstance(model, WanModel):

@@ -75,8 +75,17 @@ def load_tensors(model: nn.Module, path: Path) -> None:
     _copy(found, own)
 
 
+def base_files(source: Path) -> list[Path]:
+    """The files that `load_base` reads of `source`; all lie in one folder.
+
+    Raises:
+        UserError: there are none, or the folder and its index disagree.
+    """
+    return [source] if source.is_file() else _weight_files(source)
+
+
 def _locate_base(source: Path) -> dict[str, _Stored]:
-    return _locate([source] if source.is_file() else _weight_files(source))
+    return _locate(base_files(source))
 
 
 def _weight_files(directory: Path) -> list[Path]:

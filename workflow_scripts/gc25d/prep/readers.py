@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 
 import numpy as np
 
@@ -35,6 +36,8 @@ _PRELOADED = (__name__, "gc25d.prep.prepare", "gc25d.step_settings")
 # Clips in memory beyond one for each worker. More would not be read sooner, and the first use of
 # memory costs a worker as much as a tenth of a clip.
 _MORE_PLACES = 2
+_ENDING_S = 5.0  # for a process whose pipe has closed to be gone, too
+_UNKNOWN_STATUS = 255  # multiprocessing's, where the server was killed with its workers
 # Clip, place, block: 8 bytes, so that a read of a pipe never gets half of one.
 _TASK = struct.Struct("<IHH")
 
@@ -53,7 +56,8 @@ def readings(run: RawRun, clips: Sequence[RawClip], workers: int) -> Generator[R
 
     Raises:
         UserError: a worker was killed.
-        RuntimeError: a worker failed by a fault of the program; holds its traceback.
+        RuntimeError: a worker could not start, or failed by a fault of the program; holds its
+            traceback, or says where it is.
     """
     if not workers:
         yield from _readings_here(run, clips)
@@ -80,7 +84,8 @@ class _Crew:
     clips: Sequence[RawClip]
     places: list[Pictures]
     tasks: Connection
-    results: list[Connection]
+    results: dict[Connection, BaseProcess]
+    """The pipe of each worker's results."""
     faults: defaultdict[int, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
     """Of a clip: what is wrong with each block that was read, or ""."""
 
@@ -98,7 +103,7 @@ class _Crew:
     def reading(self, number: int) -> Reading:
         """Wait for clip `number`."""
         while len(self.faults[number]) < len(self.run.blocks):
-            ready = wait(self.results)
+            ready = wait(list(self.results))
             for pipe in self.results:
                 if pipe in ready:
                     self._receive(pipe)
@@ -110,11 +115,8 @@ class _Crew:
     def _receive(self, pipe: Connection) -> None:
         try:
             number, block, fault, crash = pipe.recv()
-        except (EOFError, ConnectionError):
-            raise UserError(
-                "a process that read clips was killed, perhaps for want of memory: lower "
-                "prep.workers and rerun"
-            ) from None
+        except (EOFError, OSError):  # OSError: it ended in the middle of a message
+            raise _ended(self.results[pipe]) from None
         if crash:
             raise RuntimeError(f"a process that read clips failed:\n{crash}")
         self.faults[number][block] = fault
@@ -131,10 +133,10 @@ def _crew(run: RawRun, clips: Sequence[RawClip], workers: int) -> Iterator[_Crew
             there, tasks = _pipe()
             stack.callback(tasks.close)
             with there:
-                results = [
+                results = dict(
                     stack.enter_context(_worker(there, memory, places, run, clips))
                     for _ in range(count)
-                ]
+                )
         crew = _Crew(run, clips, _places(memory, places, run), tasks, results)
         for number in range(places):
             crew.give(number)
@@ -153,23 +155,48 @@ def _places(memory: SharedBytes, count: int, run: RawRun) -> list[Pictures]:
 @contextlib.contextmanager
 def _worker(
     tasks: Connection, memory: SharedBytes, places: int, run: RawRun, clips: Sequence[RawClip]
-) -> Iterator[Connection]:
-    """The pipe of a started worker's results. No fork: the caller may use CUDA and threads."""
+) -> Iterator[tuple[Connection, BaseProcess]]:
+    """A started worker and the pipe of its results. No fork: the caller may use CUDA and threads.
+
+    Raises:
+        RuntimeError: the server that workers are forked from has ended.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     here, there = _pipe()
     work = tasks, there, memory, places, run, clips
     process = context.Process(target=_serve, args=work, daemon=True)
-    with _environment(_ONE_THREAD):
-        process.start()
-    there.close()
     try:
-        yield here
+        with _environment(_ONE_THREAD):
+            process.start()
+    except (EOFError, ConnectionError):
+        here.close()
+        raise RuntimeError(
+            "no process to read clips could be started: the error that it printed is above"
+        ) from None
+    finally:
+        there.close()
+    try:
+        yield here, process
     finally:
         here.close()
         process.terminate()
         process.join()
         process.close()
+
+
+def _ended(worker: BaseProcess) -> Exception:
+    """The error to raise for a worker whose pipe has closed."""
+    worker.join(_ENDING_S)
+    if 0 < (worker.exitcode or 0) < _UNKNOWN_STATUS:
+        return RuntimeError(
+            f"a process that read clips ended with status {worker.exitcode}: the error that it "
+            "printed is above"
+        )
+    return UserError(
+        "a process that read clips was killed, perhaps for want of memory: lower prep.workers and "
+        "rerun"
+    )
 
 
 @contextlib.contextmanager

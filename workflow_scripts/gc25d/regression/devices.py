@@ -40,7 +40,8 @@ KEYS: dict[str, str] = {
 }
 """Word of a device's name → key, most specific first. B200 shares GB200's references."""
 
-_SHARE = re.compile(r"MIG|\d+[ABCQ]")  # a MIG slice; a virtual GPU's profile, such as 10C
+# A MIG slice; a virtual GPU's profile, such as 10C, 5CME (with media engines) or 2B4.
+_SHARE = re.compile(r"MIG|\d+[ABCQ](ME\d*|4)?")
 
 
 def device_key(name: str) -> str:

@@ -4,7 +4,7 @@ Such a file says neither how a norm was measured nor with what tolerance: an
 imported reference has no fixture digest, so that the fixture is never found stale.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -187,19 +187,37 @@ def export_norms(norms: Norms, out: Path, names: Mapping[str, str]) -> None:
         names: their test → our cell; other cells keep their name.
 
     Raises:
-        UserError: `out` is damaged or locked; it stays as it was.
+        UserError: `out` is damaged or locked, or two cells would become one test; it stays as it
+            was.
     """
-    theirs = {cell: test for test, cell in names.items()}
+    tests = their_tests(norms, names)
     with locked(out.parent / f".{out.name}.lock", wait_s=LOCK_WAIT_S, held=f"{out} is in use"):
         merged: dict[str, dict[str, Any]] = read_json(out) if out.exists() else {}
         if not isinstance(merged, dict) or not all(isinstance(d, dict) for d in merged.values()):
             raise UserError(f"{out}: expected {{test: {{device: norm}}}}: restore or delete it")
         for cell, devices in norms.items():
-            test = theirs.get(cell, cell)
+            test = tests[cell]
             known = merged.get(test, {})
             kept = {d: norm for d, norm in known.items() if device_key(d) not in devices}
             merged[test] = dict(sorted({**kept, **devices}.items()))
         write_json(out, dict(sorted(merged.items())))
+
+
+def their_tests(cells: Iterable[str], names: Mapping[str, str]) -> dict[str, str]:
+    """Our cells → their tests.
+
+    Raises:
+        UserError: a cell that keeps its name has that of another cell's test.
+    """
+    theirs = {cell: test for test, cell in names.items()}
+    tests = {cell: theirs.get(cell, cell) for cell in cells}
+    for cell, test in tests.items():
+        if test != cell and tests.get(test) == test:
+            raise UserError(
+                f"{cell} is to become {test}, but {test} is a cell of its own: give it another "
+                "name in --names; nothing was exported"
+            )
+    return tests
 
 
 def read_names(path: Path | None) -> dict[str, str]:

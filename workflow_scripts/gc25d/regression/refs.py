@@ -212,11 +212,16 @@ def utc_now() -> str:
 
 def _reference(cell: dict[str, Any]) -> Reference:
     reference = Reference(**{**cell, "origin": Origin(**cell["origin"])})
-    for name in ("norm", "rtol"):
-        value = getattr(reference, name)
-        if not is_norm(value):
-            raise ValueError(f"{name} is {value!r}, expected a positive number")
+    if not is_norm(reference.norm):
+        raise ValueError(f"norm is {reference.norm!r}, expected a positive number")
+    if not is_rtol(reference.rtol):
+        raise ValueError(f"rtol is {reference.rtol!r}, expected a fraction such as 0.1")
     return reference
+
+
+def is_rtol(value: object) -> bool:
+    """Whether a JSON value is a tolerance: from 1 on a dead gradient would pass."""
+    return is_norm(value) and float(str(value)) < 1
 
 
 def is_norm(value: object) -> bool:

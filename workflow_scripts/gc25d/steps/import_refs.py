@@ -22,7 +22,7 @@ from gc25d.regression.exchange import (
     read_names,
     refuse_conflicts,
 )
-from gc25d.regression.refs import is_norm, read_refs, utc_now
+from gc25d.regression.refs import is_rtol, read_refs, utc_now
 from gc25d.steps import cli
 
 logger = logging.getLogger(__name__)
@@ -34,15 +34,16 @@ def main(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: see the module's first lines.
     """
-    if not is_norm(arguments.rtol):
-        raise UserError(f"--rtol is {arguments.rtol}, expected a positive number such as 0.1")
+    if not is_rtol(arguments.rtol):
+        raise UserError(f"--rtol is {arguments.rtol}, expected a fraction such as 0.1")
     norms = merge_norms(arguments.files, read_names(arguments.names))
     source = ", ".join(path.name for path in arguments.files)
     references = by_device(norms, arguments.rtol, source, utc_now())
-    if not arguments.replace:
-        for device, cells in references.items():
-            path = arguments.refs / f"{device}.json"
-            refuse_conflicts(path, read_refs(path, device), cells)
+    for device, cells in references.items():
+        path = arguments.refs / f"{device}.json"
+        present = read_refs(path, device)
+        if not arguments.replace:
+            refuse_conflicts(path, present, cells)
     for device, cells in references.items():
         added, kept = import_cells(arguments.refs, device, cells, replace=arguments.replace)
         logger.info("%s: %d cells imported, %d were there", device, added, kept)

@@ -14,7 +14,6 @@ from gc25d.records import digest_json, read_json
 from gc25d.step_settings import TrainStep, load_step
 from gc25d.steps import cli, train_arguments
 from gc25d.train.engine import SharedError
-from gc25d.train.launch import end_with_parent
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
 
@@ -24,7 +23,6 @@ FIRST_TELLS_S = 5.0
 
 def main(arguments: argparse.Namespace) -> None:
     """Train with the other processes."""
-    end_with_parent()
     try:
         train(arguments)
     except SharedError:

@@ -8,6 +8,7 @@ every process, and one that dies takes the others along.
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import shlex
@@ -16,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -76,7 +77,11 @@ def run_processes(
     meeting = meeting or Meeting("127.0.0.1", free_port())
     first = node * layout.processes_per_node
     processes = [
-        subprocess.Popen(command, env=_environment(layout, meeting, first + local, local))
+        subprocess.Popen(
+            command,
+            env=_environment(layout, meeting, first + local, local),
+            preexec_fn=_end_with_this(),
+        )
         for local in range(layout.processes_per_node)
     ]
     with _forwarding(processes):
@@ -95,7 +100,7 @@ def run_nodes(command: Sequence[str], layout: Layout) -> int:
     """
     try:
         step = subprocess.Popen(
-            srun_command(command, layout, free_port()), preexec_fn=end_with_parent
+            srun_command(command, layout, free_port()), preexec_fn=_end_with_this()
         )
     except FileNotFoundError:
         raise UserError(
@@ -122,14 +127,6 @@ def srun_command(command: Sequence[str], layout: Layout, port: int) -> list[str]
     ]
 
 
-def end_with_parent() -> None:
-    """Have this process killed when the one that started it ends, however it does.
-
-    A killed launcher must not leave processes that still write to the run.
-    """
-    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-
-
 def free_port() -> int:
     """A TCP port that nobody listens on."""
     with socket.socket() as probe:
@@ -146,6 +143,21 @@ def rank_command(arguments: Sequence[str]) -> list[str]:
 def node_command(arguments: Sequence[str]) -> list[str]:
     """What each node's launcher runs, with the arguments of gc25d.steps.train."""
     return [sys.executable, "-m", "gc25d.steps.train_node", *arguments]
+
+
+def _end_with_this() -> Callable[[], None]:
+    """What a process runs first to be killed when this one ends, however it does.
+
+    A killed launcher must not leave processes that still write to the run, not even those that were
+    just starting.
+    """
+    return functools.partial(_end_with, os.getpid())
+
+
+def _end_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before that
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _environment(layout: Layout, meeting: Meeting, rank: int, local: int) -> Mapping[str, str]:

@@ -62,15 +62,23 @@ def choose_execution(
     Raises:
         UserError: the training does not fit the GPU.
     """
-    held = sum(p.numel() for role in method.trained.values() for p in role.model.parameters())
+    trained = [role.model for role in method.trained.values()]
+    held = sum(p.numel() for network in trained for p in network.parameters())
+    frozen = sum(
+        p.numel() * p.element_size()
+        for network in method.roles.values()
+        if network not in trained
+        for p in network.parameters()
+    )
     for network in method.roles.values():
         prepare_execution(
             cast(VideoModel, network),
             compile_choice=pace.compile,
             recompute=pace.recompute,
             device=engine.device,
-            tokens=pace.micro_batch * tokens_of_a_clip(geometry),
-            state_bytes=engine.state_bytes(held),
+            # All losses are there before the first backward pass, with what each network keeps.
+            tokens=pace.micro_batch * tokens_of_a_clip(geometry) * len(trained),
+            state_bytes=engine.state_bytes(held) + frozen,
         )
 
 

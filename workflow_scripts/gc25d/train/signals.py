@@ -8,6 +8,7 @@ from a terminal. The status is that of sysexits.h's EX_TEMPFAIL, "try again late
 import logging
 import os
 import signal
+import threading
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -15,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_STATUS = 75
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_LISTENING_S = 0.2
 
 
 class Preempted(Exception):
@@ -27,12 +29,19 @@ class Preemption:
     Processes of one job may get the signal at different steps: they stop together once any of them
     was asked, which the trainer finds out with its collectives. A second SIGINT ends at once; so
     does SIGKILL, and neither loses more than the steps since the last state.
+
+    Schedulers and terminals signal all processes of a job, those too that this one started: torch's
+    compilers, which die of it and are then waited for without end. Therefore a thread takes the
+    signals, and all others block them: what they start inherits that and finishes its work.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._interrupted = False
         self._before: dict[signal.Signals, signal._HANDLER] = {}
+        self._blocked: set[int] = set()
+        self._left = threading.Event()
+        self._listener = threading.Thread(target=self._listen, name="requests-to-stop", daemon=True)
 
     @property
     def requested(self) -> bool:
@@ -40,8 +49,11 @@ class Preemption:
         return self.received is not None
 
     def __enter__(self) -> Self:
-        """Handle the signals; only the main thread of a process can."""
+        """Handle the signals; only the main thread of a process can, and only once."""
+        # Handlers too: threads from before do not block the signals.
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        self._blocked = {*signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)}
+        self._listener.start()
         return self
 
     def __exit__(
@@ -51,13 +63,21 @@ class Preemption:
         trace: TracebackType | None,
     ) -> None:
         """Handle them as before."""
+        self._left.set()
+        self._listener.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def _listen(self) -> None:
+        while not self._left.is_set():
+            taken = signal.sigtimedwait(SIGNALS, _LISTENING_S)
+            if taken is not None:
+                self._handle(taken.si_signo, None)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._interrupted:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            os._exit(128 + number)  # whatever the main thread waits for
         self._interrupted |= number == signal.SIGINT
         if self.received is None:
             self.received = signal.Signals(number)

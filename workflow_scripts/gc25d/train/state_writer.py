@@ -40,6 +40,7 @@ from gc25d.train.states import (
     prune_states,
     removable_states,
     remove_leftovers,
+    set_aside_foreign,
     state_folder,
 )
 from gc25d.train.storage import check_two_states_fit, disk_full, is_disk_full, make_room
@@ -193,7 +194,9 @@ class StateWriter:
             building, step, self.world_size, binding=binding, checkpoint=checkpoint
         )
         write_json(building / MANIFEST, content)
-        publish(building, state_folder(self.root, step))
+        folder = state_folder(self.root, step)
+        set_aside_foreign(folder, binding)
+        publish(building, folder)
         prune_states(self.root, step, binding)
 
     def _see_published(self, building: Path, step: int) -> None:

@@ -139,6 +139,17 @@ def _kept(root: Path, step: int, binding: str) -> set[Path]:
     return {state.folder for state in (*whole[-KEPT_STATES:], *ends[-1:])}
 
 
+def set_aside_foreign(folder: Path, binding: str) -> None:
+    """Rename a state of another binding that lies where one of this run is to lie."""
+    if not folder.exists() or _binding(folder) in (binding, None):
+        return
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.other-{number}")).exists():
+        number += 1
+    folder.rename(aside)
+    logger.warning("%s is of other settings or data: moved to %s", folder, aside.name)
+
+
 def removable_states(root: Path, step: int, binding: str) -> list[Path]:
     """What may go when the disk is full: every own state up to `step` but the newest whole one."""
     own = own_states(root, step, binding)

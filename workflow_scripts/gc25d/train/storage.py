@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from gc25d.errors import UserError
 from gc25d.train.states import folder_bytes
@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -92,10 +93,21 @@ def in_gb(size: int) -> str:
 def available_memory() -> int | None:
     """Bytes of host memory that this process may still take; None where the system does not say.
 
-    The smaller of the machine's `MemAvailable` and what the control group's limit leaves.
+    The smallest of the machine's `MemAvailable` and what the limits of the control groups leave
+    (version 2; a scheduler's job is a group in a group).
     """
-    limits = [limit for limit in (_machine_memory(), _group_memory()) if limit is not None]
-    return min(limits, default=None)
+    own = _OWN_GROUP.read_text() if _OWN_GROUP.exists() else ""
+    groups = [_group_memory(folder) for folder in _groups(own)]
+    return min((limit for limit in (_machine_memory(), *groups) if limit is not None), default=None)
+
+
+def _groups(own: str, root: Path = _CGROUP) -> list[Path]:
+    """Folders of the control groups that a process is in, by its /proc/<pid>/cgroup."""
+    named = next((line[3:] for line in own.splitlines() if line.startswith("0::")), "/")
+    # What lies outside a container's own view starts with "..": only the root is seen then.
+    path = PurePosixPath(named.lstrip("/"))
+    inside = () if ".." in path.parts else path.parts
+    return [root.joinpath(*inside[:depth]) for depth in range(len(inside) + 1)]
 
 
 def _machine_memory() -> int | None:
@@ -106,8 +118,8 @@ def _machine_memory() -> int | None:
     return 1024 * int(found[0]) if found else None
 
 
-def _group_memory(root: Path = _CGROUP) -> int | None:
-    """The control group's limit less what it holds; pages that only cache files do not count."""
+def _group_memory(root: Path) -> int | None:
+    """A control group's limit less what it holds; pages that only cache files do not count."""
     limit, current, stat = (root / f"memory.{name}" for name in ("max", "current", "stat"))
     try:
         if limit.read_text().strip() == "max":
