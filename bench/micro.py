@@ -12,6 +12,7 @@ from gc25d.dataset.clips import Dropped
 from gc25d.model.config import PATCH, WanConfig
 from gc25d.model.text import cut_prompts
 from gc25d.model.zoo import SIZES
+from gc25d.train.engine import choose_kernels_by_rule
 
 BLOCK = 16  # pixels a side of a patch of equal semantic ids
 TIMESTEP = 500.6
@@ -125,6 +126,7 @@ def key_rows(batch: Batch) -> int:
 
 
 def choose_kernels(*, deterministic: bool) -> None:
-    """Any kernels, or only those whose results repeat bit for bit."""
+    """Any kernels, or only those whose results repeat bit for bit, as training chooses them."""
     torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False
+    choose_kernels_by_rule(deterministic)

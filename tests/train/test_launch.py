@@ -55,6 +55,22 @@ def running(pid: int) -> bool:
         return False
 
 
+def test_processes_share_the_cores_for_compiling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = (
+        'import os, sys; open(sys.argv[1], "a").write(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])'
+    )
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 17)
+    for asked, count in (("", "8"), ("5", "5")):
+        if asked:
+            monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", asked)
+        said = tmp_path / f"said{asked}"
+        assert run_processes(command(told, str(said)), Layout(1, 2, gpu=False)) == 0
+        assert said.read_text() == count * 2
+
+
 def test_processes_know_their_places(tmp_path: Path) -> None:
     layout = Layout(3, 2, gpu=False)
     meeting = Meeting("head", 1234)
@@ -74,6 +90,18 @@ def test_a_dead_process_ends_all_and_its_status_is_passed_on() -> None:
     began = time.monotonic()
     assert run_processes(command(ONE_FAILS), Layout(1, 2, gpu=False), grace_s=0.2) == 7
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(("status", "level"), [(75, "INFO"), (7, "WARNING")])
+def test_a_stop_on_request_is_no_fault_of_a_process(
+    status: int, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    one_first = f"import os, sys, time; time.sleep(1 - int(os.environ['RANK'])); sys.exit({status})"
+    assert run_processes(command(one_first), Layout(1, 2, gpu=False)) == status
+    assert [(r.levelname, r.message) for r in caplog.records] == [
+        (level, f"process 1 ended with status {status}")
+    ]
 
 
 def test_a_killed_process_has_the_status_that_shells_give() -> None:

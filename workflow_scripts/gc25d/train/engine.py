@@ -249,6 +249,20 @@ def fix_arithmetic(cpu_threads: int, *, gpu: bool, exact: bool = True) -> None:
     # New memory is always written before it is read: filling it first only costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if gpu:
+        choose_kernels_by_rule(exact)
+
+
+def choose_kernels_by_rule(by_rule: bool) -> None:
+    """Whether torch's compiler takes kernels by rule instead of by timing them.
+
+    Those it times round differently (matrices padded or not), and each process may find another
+    one faster: only a kept cache would make it choose the same again. Not every torch has the rule.
+    """
+    from torch._inductor import config  # late: CPUs need none of it
+
+    if hasattr(config, "deterministic"):
+        config.deterministic = by_rule
 
 
 def fuse(optimizer: Optimizer, device: torch.device) -> None:

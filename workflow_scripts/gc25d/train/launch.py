@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from gc25d.errors import UserError
+from gc25d.train.signals import EXIT_STATUS
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +172,11 @@ def _environment(layout: Layout, meeting: Meeting, rank: int, local: int) -> Map
         "MASTER_PORT": meeting.port,
     }
     device = {} if layout.gpu else {"DS_ACCELERATOR": "cpu"}
-    return {**os.environ, **{name: str(value) for name, value in place.items()}, **device}
+    # Every process compiles with helpers of its own: together no more than there are cores.
+    helpers = max(1, (os.cpu_count() or 1) // layout.processes_per_node)
+    compiler = {"TORCHINDUCTOR_COMPILE_THREADS": str(helpers)}
+    placed = {name: str(value) for name, value in place.items()}
+    return {**compiler, **os.environ, **placed, **device}
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], first: int, grace_s: float) -> int:
@@ -181,7 +186,8 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], first: int, grace_s: flo
         failed = next((rank for rank, code in enumerate(codes) if code), None)
         if failed is not None and deadline is None:
             status, deadline = _status(codes[failed] or 0), time.monotonic() + grace_s
-            logger.warning("process %d ended with status %d", first + failed, status)
+            level = logging.INFO if status == EXIT_STATUS else logging.WARNING  # stopped on request
+            logger.log(level, "process %d ended with status %d", first + failed, status)
         if deadline is not None and time.monotonic() > deadline:
             for process in processes:
                 process.kill()
