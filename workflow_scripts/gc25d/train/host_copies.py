@@ -66,7 +66,11 @@ class HostCopies:
             except RuntimeError as error:
                 logger.warning("host memory could not be pinned (%s): saves take longer", error)
         # Written once now, so that the first save does not wait for the system's pages.
-        return torch.empty(self.capacity, dtype=torch.float32).zero_()
+        buffer = torch.empty(self.capacity, dtype=torch.float32)
+        # By numpy: torch would start a second set of OpenMP threads for this thread, and with more
+        # threads than cores OpenMP lets those of the training sleep between any two operations.
+        buffer.numpy().fill(0)
+        return buffer
 
     def copy(self, part: Part) -> Tensor:
         """A buffer that holds the part's values; returns when they are there."""
