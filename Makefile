@@ -1,4 +1,4 @@
-# run · test · test-slow · lint · bench: each sets up .venv by itself when it is missing or stale.
+# run · test · test-slow · test-gpu · lint · bench: each sets up .venv by itself when it is missing or stale.
 PYTHON ?= python3
 VENV   := .venv
 STAMP  := $(VENV)/.installed
@@ -8,7 +8,7 @@ export PATH := $(BIN):$(PATH)
 # The repository's own pins alone decide what is installed.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-slow lint bench clean-env
+.PHONY: run test test-slow test-gpu lint bench clean-env
 .DEFAULT_GOAL := run
 
 $(STAMP): $(wildcard envs/*.txt) pyproject.toml
@@ -31,6 +31,9 @@ test-slow: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python bench/dataset.py
 	$(BIN)/python bench/index.py
+
+test-gpu: $(STAMP)
+	$(BIN)/pytest -m gpu -n 4
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -6,8 +6,8 @@ of 8 clips' frames made on the fly, cut into 40 overlapping clips, each of which
 frames. Prints seconds a clip and writes bench/results/encode-<device>.json.
 
 --only reading  times what reads clips and needs no autoencoder and no GPU; writes nothing
---only step     times reading, the encoder, both, and the whole step with and without its start;
-                writes nothing
+--only step     times reading, the encoder, both, and the whole step with and without its start,
+                alone and for several runs; writes nothing
 
 The check: in bf16, relative to fp32, our error may be at most 1.1 times the library's.
 

@@ -79,8 +79,8 @@ def stencil_picture(camera: np.ndarray, height: int, width: int) -> np.ndarray:
     return stencil
 
 
-def write_raw(folder: Path, size: Size) -> None:
-    """A run whose clips overlap."""
+def write_raw(folder: Path, size: Size, first: int = 0) -> None:
+    """A run whose clips overlap, and whose pictures start with number `first`."""
     height, width = size.source_hw
     count = size.frames * size.clips
     lens = perspective(90, width / height, 5.0)
@@ -92,7 +92,7 @@ def write_raw(folder: Path, size: Size) -> None:
     clips = tuple(RawClip(stride * number, keys) for number in range(size.listed))
     write_run(
         folder,
-        frames=(picture(number, height, width) for number in range(count)),
+        frames=(picture(first + number, height, width) for number in range(count)),
         stencil=(stencil for _ in range(count)),
         cameras=np.tile(camera, (count, 1, 1)),
         skeletons=Skeletons(np.tile(capsules, (count, 1, 1)), parts),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from gc25d.prep.wan_vae import WanVaeCodec
 from gc25d.records import write_json
 
 RUN_ID = "bench__run-000"
+RUNS = 4
+"""Of the measurement of several."""
 
 
 def seconds(call: Callable[..., Any], *arguments: Any) -> float:
@@ -92,6 +95,7 @@ def step_times(folder: Path, size: Size, device: str, workers: int) -> dict[str,
     both = seconds(prepare_run, *arguments) / size.listed
     running = (watched.done[-1] - watched.begun[0]) / size.listed
     first, again = (seconds(whole_step, folder, size, workers) for _ in range(2))
+    several = seconds(several_runs, folder, size, workers)
     return {
         "workers": float(workers),
         "encoder alone": encoder,
@@ -102,15 +106,26 @@ def step_times(folder: Path, size: Size, device: str, workers: int) -> dict[str,
         "seconds of start in the latter": again - running * size.listed,
         "share of the encoder's own speed, once running": encoder / running,
         "share of the encoder's own speed, whole step": encoder * size.listed / again,
+        "several runs, two at a time, start included": several / (size.listed * RUNS),
+        "share of the encoder's own speed, several runs": encoder * size.listed * RUNS / several,
     }
 
 
-def whole_step(folder: Path, size: Size, workers: int) -> None:
+def several_runs(folder: Path, size: Size, workers: int) -> None:
+    """As Snakemake runs them where cores allow two jobs: one starts while the other encodes."""
+    with ThreadPoolExecutor(2) as jobs:
+        for _ in jobs.map(
+            lambda number: whole_step(folder, size, max(1, workers // 2), number), range(RUNS)
+        ):
+            pass
+
+
+def whole_step(folder: Path, size: Size, workers: int, number: int = 0) -> None:
     """The step as the pipeline starts it; the device is its own choice."""
     geometry = {"frames": size.frames, "height": size.height, "width": size.width}
     settings = {"geometry": geometry, "codec": "wan_vae", "codec_dir": str(folder / "vae")}
     write_json(folder / "prep.json", settings)
-    out = folder / "data"
+    out = folder / f"data-{number}"
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "gc25d.steps.prep_run", "--settings", folder / "prep.json"]
     command += ["--raw", folder / "raw", "--run-id", RUN_ID, "--workers", workers]

@@ -61,7 +61,7 @@ def test_prompt_lengths_stay_on_the_cpu(data):
     assert {t.device.type for t in (moved.latents, moved.prompts, moved.sem_ids)} == {"meta"}
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.gpu
 def test_pinned_batches_are_equal(data):
     clips = ClipDataset(data, "train")
     batch = collate([clips.sample(0, 0)], clips.table)

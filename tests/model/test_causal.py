@@ -34,9 +34,6 @@ compiling = pytest.mark.filterwarnings(
     "ignore:The .grad attribute", "ignore:.*should not be instantiated:DeprecationWarning"
 )
 eager_flex = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-on_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="flex attention's backward pass needs a GPU"
-)
 CHUNKS = {
     1: [[0], [1], [2], [3], [4]],
     2: [[0, 1], [2, 3], [4]],
@@ -206,7 +203,7 @@ def test_a_chunk_has_frames(small_model):
         CausalWanModel(small_model.config, 0)
 
 
-@on_gpu
+@pytest.mark.gpu  # flex attention has a backward pass there only
 @pytest.mark.filterwarnings("ignore")  # torch's compiler has many of its own on a GPU
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize(("frames", "spatial"), [(5, 6), (5, 67), (5, 390)])
@@ -229,7 +226,7 @@ def test_flex_attention_on_a_gpu(dtype, tolerance, frames, spatial):
         torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=tolerance * max(scale, 1))
 
 
-@on_gpu
+@pytest.mark.gpu  # flex attention has a backward pass there only
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_model_on_a_gpu_equals_the_cpu(causal, clip, compiled):

@@ -1,6 +1,7 @@
 """A segment's states: which folder it works in, where it goes on from, when it saves."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -99,11 +100,12 @@ def resume(
     state = from_first(engine, lambda: newest_state(roots, until, binding))
     if state is None:
         return 0
+    began = time.monotonic()
     shapes = {k: v for held in engine.gather(shapes_of(fragments)) for k, v in held.items()}
     load_state(state, fragments, shapes)
     engine.after_load(method)
     method.resume_schedules(state.step)
-    logger.info("going on from %s", state.folder)
+    logger.info("going on from %s, loaded in %.1f s", state.folder, time.monotonic() - began)
     return state.step
 
 

@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 MOST_THREADS = 8
 PEER_WAIT_S = 1800.0
 """How long a process waits for another one's part of a state, seconds."""
+SAVED = "state of step %d: %.2f GB, training stood still for %.2f s, whole after %.1f s"
 _POLL_S = 0.05
 
 
@@ -120,6 +121,7 @@ class StateWriter:
         Raises:
             UserError: it does not fit on the disk, or the state before could not be written.
         """
+        asked = time.monotonic()
         self.wait()
         building = building_folder(self.root, step)
         if self.rank == 0:
@@ -138,10 +140,13 @@ class StateWriter:
             self._record(building, parts, written)
             if self.rank == 0:
                 self._publish(building, step, binding=binding, checkpoint=checkpoint)
+                whole = time.monotonic() - asked
+                logger.info(SAVED, step, needed / 1e9, stall, whole)
             else:
                 self._see_published(building, step)
 
         needed = self._size(fragments)
+        stall = time.monotonic() - asked
         self._pending = self._pool.submit(self._complete, complete, writing, building, needed)
 
     def check(self) -> None:
