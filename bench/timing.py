@@ -86,10 +86,10 @@ def _first_calls(contender: Contender, device: torch.device) -> dict[str, Any]:
 
     The second finds the first one's gradients, as a micro-batch finds those before it in a step.
     """
+    others = _allocated(device) - parameter_bytes([contender.model])
     try:
         contender.prepare()
         first = seconds(contender.run, device)
-        others = _allocated(device) - parameter_bytes([contender.model])
         release(device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)

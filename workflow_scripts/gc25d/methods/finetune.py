@@ -47,8 +47,8 @@ class FinetuneMethod(TrainingMethod):
     def single_train_step(self, batch: Batch, iteration: int) -> tuple[LossMap, Outputs, Metrics]:
         """Noise each sample at its own timestep, predict the velocity, weigh the squared error."""
         index, noise = self.draw(batch)
-        timestep = self.grid[index].to(batch.latents.device, non_blocking=True)
-        weight = self.weights[index].to(batch.latents.device, non_blocking=True)
+        chosen = torch.stack([self.grid[index], self.weights[index]])
+        timestep, weight = chosen.to(batch.latents.device, non_blocking=True)
         clean = batch.latents.float()
         noisy = flow.add_noise(clean, noise, timestep[:, None, None, None, None])
         inputs, per_frame = flow.condition_first_frame(noisy, clean, timestep)

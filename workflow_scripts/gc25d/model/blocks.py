@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gc25d.model import gpu_norms
 from gc25d.model.attention import attend
 from gc25d.model.config import WanConfig
 from gc25d.model.rope import RopeTable, apply_rope
@@ -38,6 +39,8 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         """[..., dim] → the same shape and dtype."""
         weight, bias = self.weight.float(), self.bias.float()
+        if gpu_norms.fits(x):
+            return gpu_norms.norm_affine(x, weight, bias, self.eps)
         normed = functional.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps)
         return normed.to(x.dtype)
 
@@ -50,6 +53,8 @@ def by_frame(tokens: Tensor, frames: int) -> Tensor:
 
 def modulate(tokens: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
     """norm(x)·(1 + scale) + shift in float32: tokens [B, F·S, D], shift and scale [B, F, D]."""
+    if gpu_norms.fits(tokens):
+        return gpu_norms.norm_modulate(tokens, shift, scale, eps)
     normed = functional.layer_norm(tokens.float(), tokens.shape[-1:], eps=eps)
     framed = by_frame(normed, shift.shape[1])
     modulated = torch.addcmul(shift.unsqueeze(2), framed, 1 + scale.unsqueeze(2))
@@ -95,11 +100,17 @@ class SelfAttention(Attention):
 
     def forward(self, tokens: Tensor, rope: RopeTable, view: View | None = None) -> Tensor:
         """[B, N, D] → [B, N, D]."""
-        query = apply_rope(self.split_heads(self.norm_q(self.q(tokens))), rope)
-        key = apply_rope(self.split_heads(self.norm_k(self.k(tokens))), rope)
+        query = self.turned(self.norm_q, self.q(tokens), rope)
+        key = self.turned(self.norm_k, self.k(tokens), rope)
         value = self.split_heads(self.v(tokens))
         seen = attend(query, key, value) if view is None else view.attend(query, key, value)
         return cast(Tensor, self.o(seen))
+
+    def turned(self, norm: RmsNorm, x: Tensor, rope: RopeTable) -> Tensor:
+        """Queries or keys [B, N, D], normed and rotated → [B, N, heads, d]."""
+        if gpu_norms.fits(x):
+            return self.split_heads(gpu_norms.norm_rope(x, norm.weight, rope, norm.eps))
+        return apply_rope(self.split_heads(norm(x)), rope)
 
 
 class CrossAttention(Attention):

@@ -4,6 +4,7 @@ Wan rotates the complex numbers x[2i] + i·x[2i+1] of a head by exp(i · positio
 pairs of a head are split over the three axes. Written out in reals, a compiler can fuse it.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,8 @@ def split_head(head_dim: int) -> tuple[int, int, int]:
     return head_dim - 2 * side, side, side
 
 
+@functools.lru_cache(maxsize=32)  # of a few grids, made anew for every micro-batch otherwise
+@torch.inference_mode(mode=False)  # whoever asks first: training too may keep it for its gradients
 def rope_table(
     grid: tuple[int, int, int], head_dim: int, device: torch.device, first_frame: int = 0
 ) -> RopeTable:

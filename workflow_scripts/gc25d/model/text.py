@@ -107,9 +107,9 @@ def text_context(
     chosen = context_ids.to(tokens.device, non_blocking=True).flatten()
     context = TextContext(tokens, chosen.numel(), chosen, None)
     if not _all_full(lengths, text_len):
-        lengths = lengths.to(tokens.device, non_blocking=True)
+        # Where the lengths are: on the CPU these small sums do not keep a GPU waiting.
         bias = padding_bias(lengths, tokens.shape[1], text_len, tokens.dtype)
-        context = context._replace(bias=bias[chosen])
+        context = context._replace(bias=bias.to(tokens.device, non_blocking=True)[chosen])
     if tokens.shape[0] >= context.frames:
         context = context._replace(tokens=context.of_frames(tokens), chosen=None)
     return context

@@ -1,5 +1,6 @@
 """The Wan2.2-TI2V diffusion transformer with per-frame timesteps and prompts (native names)."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import cast
@@ -184,10 +185,15 @@ class WanModel(nn.Module):
 
 def sinusoidal_embedding(timestep: Float[Tensor, "B F"], width: int) -> Float[Tensor, "B F D"]:
     """Cosines and sines of t · 10000^(−i / (width/2)), computed in float64, returned in float32."""
-    half = width // 2
-    steps = torch.arange(half, dtype=torch.float64, device=timestep.device)
-    angles = timestep.double().unsqueeze(-1) * _PERIOD ** (-steps / half)
+    angles = timestep.double().unsqueeze(-1) * _frequencies(width // 2, timestep.device)
     return torch.cat([angles.cos(), angles.sin()], dim=-1).float()
+
+
+@functools.lru_cache(maxsize=32)  # made anew for every micro-batch otherwise
+@torch.inference_mode(mode=False)
+def _frequencies(count: int, device: torch.device) -> Float[Tensor, " half"]:
+    steps = torch.arange(count, dtype=torch.float64, device=device)
+    return _PERIOD ** (-steps / count)
 
 
 def _linear_fp32(x: Tensor, layer: nn.Module) -> Tensor:
