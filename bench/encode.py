@@ -68,7 +68,9 @@ def measured(
 ) -> dict[str, dict[str, Any]]:
     """What was asked for, under `check`, `encoder`, `reading` and `step`."""
     write_raw(folder / "raw", size)
+    print("raw run written", flush=True)
     reading = {"reading": reading_times(folder / "raw", size, arguments.workers)}
+    print(reading, flush=True)
     if arguments.only == "reading":
         return reading
     save_autoencoder(folder / "vae", TINY if arguments.tiny else FULL, device)

@@ -92,15 +92,17 @@ def step_times(folder: Path, size: Size, device: str, workers: int) -> dict[str,
     encoder = statistics.median(seconds(codec.encode, frames) for _ in range(size.repeats))
     watched = Watched(codec)
     arguments = folder / "raw", RUN_ID, *size.clip_shape, lambda: watched, workers
-    both = seconds(prepare_run, *arguments) / size.listed
+    both = seconds(prepare_run, *arguments)
     running = (watched.done[-1] - watched.begun[0]) / size.listed
+    print(f"encoder {encoder:.3f} s a clip, with reading {both / size.listed:.3f}", flush=True)
     first, again = (seconds(whole_step, folder, size, workers) for _ in range(2))
+    print(f"the whole step {first:.1f} s, again {again:.1f} s", flush=True)
     several = seconds(several_runs, folder, size, workers)
     return {
         "workers": float(workers),
         "encoder alone": encoder,
         "reading and encoding, once running": running,
-        "reading and encoding": both,
+        "reading and encoding": both / size.listed,
         "the whole step, start included": first / size.listed,
         "the whole step again, compiled before": again / size.listed,
         "seconds of start in the latter": again - running * size.listed,

@@ -79,8 +79,9 @@ def test_norm_and_modulation(width: int, dtype: torch.dtype, bound: float) -> No
 
 
 @pytest.mark.parametrize(("dtype", "bound"), DTYPES)
-def test_affine_norm(dtype: torch.dtype, bound: float) -> None:
-    x = (3 * torch.randn(2, TOKENS, 72, device="cuda") + 1).to(dtype)
+@pytest.mark.parametrize("shape", [(TOKENS,), (2, TOKENS), (2, 3, 5)])
+def test_affine_norm(shape: tuple[int, ...], dtype: torch.dtype, bound: float) -> None:
+    x = (3 * torch.randn(*shape, 72, device="cuda") + 1).to(dtype)
     weight, bias = torch.randn(2, 72, device="cuda").unbind()
     ours = functools.partial(gpu_norms.norm_affine, eps=EPS)
 

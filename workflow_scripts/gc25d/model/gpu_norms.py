@@ -56,8 +56,8 @@ def norm_modulate(tokens: Tensor, shift: Tensor, scale: Tensor, eps: float) -> T
 
 
 def norm_affine(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Layer norm(x)·weight + bias of x [B, N, D], contiguous; weight and bias float32 [D]."""
-    one_frame = x.flatten(0, 1)[None]
+    """Layer norm(x)·weight + bias of x [..., D], contiguous; weight and bias float32 [D]."""
+    one_frame = x.reshape(1, -1, x.shape[-1])
     shift, scale = bias[None, None], (weight - 1)[None, None]
     return norm_modulate(one_frame, shift, scale, eps).view(x.shape)
 
