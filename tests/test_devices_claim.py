@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gc25d.devices_claim import claimed, claimed_device
+from gc25d.devices_claim import claimed, claimed_device, reserved, reserved_device
 from gc25d.errors import UserError
 
 GPUS = ("GPU-aa", "GPU-bb", "GPU-cc")
@@ -71,10 +71,70 @@ def test_many_jobs_at_once(tmp_path):
     assert clashes == [False] * 9
 
 
+def test_one_job_a_gpu_makes_ready_behind_the_one_that_works(tmp_path):
+    with ExitStack() as working, ExitStack() as others:
+        index, claim = working.enter_context(reserved(GPUS[:2], tmp_path, 0))
+        claim()  # nothing to wait for
+        assert index == 0
+        # A free GPU is taken before a place behind somebody.
+        assert others.enter_context(reserved(GPUS[:2], tmp_path, 0))[0] == 1
+        behind, turn = others.enter_context(reserved(GPUS[:2], tmp_path, 5))
+        assert behind == 0
+        assert others.enter_context(reserved(GPUS[:2], tmp_path, 0))[0] == 1
+        with pytest.raises(UserError, match="all 2 visible GPUs are claimed"):
+            others.enter_context(reserved(GPUS[:2], tmp_path, 0.1))
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(turn)
+            time.sleep(0.2)
+            assert not waiting.done()
+            working.close()
+            waiting.result(timeout=5)
+        # It works now, and the place behind it is free again.
+        with pytest.raises(UserError), claimed(GPUS[:1], tmp_path, 0):
+            pass
+        assert others.enter_context(reserved(GPUS[:2], tmp_path, 0))[0] == 0
+
+
+def test_whoever_waits_goes_before_whoever_comes(tmp_path):
+    """A free GPU that a job is making ready for is not taken from under it."""
+    with ExitStack() as first, ExitStack() as rest:
+        first.enter_context(claimed(GPUS[:1], tmp_path, 0))
+        _, turn = rest.enter_context(reserved(GPUS[:1], tmp_path, 0))
+        first.close()
+        with pytest.raises(UserError), reserved(GPUS[:1], tmp_path, 0.1):
+            pass
+        turn()
+
+
+def test_many_jobs_make_ready_and_work(tmp_path):
+    """Eight jobs on two GPUs: no GPU is worked on by two at once, and at most one waits ready."""
+    working, ready, clashes = [0, 0], [0, 0], []
+
+    def job():
+        with reserved(GPUS[:2], tmp_path, 30) as (index, claim):
+            ready[index] += 1
+            clashes.append(ready[index] > 2)
+            time.sleep(0.01)
+            claim()
+            working[index] += 1
+            clashes.append(working[index] > 1)
+            time.sleep(0.02)
+            working[index] -= 1
+            ready[index] -= 1
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(job) for _ in range(8)]:
+            done.result()
+    assert clashes == [False] * 16
+
+
 def test_without_a_gpu_it_is_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with claimed_device(tmp_path / "locks") as device:
         assert device == "cpu"
+    with reserved_device(tmp_path / "locks") as place:
+        place.claim()
+        assert place.device == "cpu"
     assert not (tmp_path / "locks").exists()
 
 
@@ -92,4 +152,6 @@ def test_devices_are_told_apart_by_serial_number(tmp_path, monkeypatch):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["GPU-aa.lock", "GPU-bb.lock"]
         with pytest.raises(UserError, match="all 2 visible GPUs"), claimed_device(tmp_path, 0):
             pass
-    assert current == [0, 1]
+    with claimed_device(tmp_path) as one, reserved_device(tmp_path) as place:
+        assert (one, place.device) == ("cuda:0", "cuda:1")
+    assert current == [0, 1, 0, 1]

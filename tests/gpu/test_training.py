@@ -224,7 +224,7 @@ def test_the_whole_pipeline(gpus: int, tmp_path: Path) -> None:
     assert [(e["step"], e["engine"], e["processes"]) for e in began] == [
         (start, engine, gpus) for start in (0, 2)
     ]
-    assert read_json(tmp_path / "verify/step-4.json")["step"] == 4
+    assert read_json(tmp_path / "verify/step-4.json")["metadata"]["step"] == "4"
     assert (tmp_path / "eval/step-4/sheet.png").exists()
 
 

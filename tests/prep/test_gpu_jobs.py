@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gc25d.devices_claim import Reservation
 from gc25d.prep.codec import DctCodec
 from gc25d.prep.text import ByteEncoder
 from gc25d.records import read_jsonl, write_json, write_jsonl
@@ -25,16 +26,28 @@ def claims(monkeypatch):
         yield "cuda:3"
         events.append("given back")
 
+    @contextlib.contextmanager
+    def reserved_device():
+        events.append("reserved cuda:3")
+        yield Reservation("cuda:3", lambda: events.append("claimed cuda:3"))
+        events.append("given back")
+
+    class Codec(DctCodec):
+        def encode(self, frames):
+            if not frames.any():
+                events.append(f"ready for {frames.shape} {frames.dtype}")
+            return super().encode(frames)
+
     def codec_for(name, directory, device):
         events.append(f"{name} on {device}")
-        return DctCodec()
+        return Codec()
 
     def encoder_for(name, length, dim, directory, device):
         events.append(f"{name} on {device}")
         return ByteEncoder(length, dim)
 
-    for step in (prep_run, encode_text):
-        monkeypatch.setattr(step, "claimed_device", claimed_device)
+    monkeypatch.setattr(prep_run, "reserved_device", reserved_device)
+    monkeypatch.setattr(encode_text, "claimed_device", claimed_device)
     monkeypatch.setattr(prep_run, "codec_for", codec_for)
     monkeypatch.setattr(encode_text, "encoder_for", encoder_for)
     return events
@@ -44,7 +57,13 @@ def claims(monkeypatch):
     ("codec", "expected"),
     [
         ("dct", ["dct on cpu"]),
-        ("wan_vae", ["claimed cuda:3", "wan_vae on cuda:3", "given back"]),
+        (
+            "wan_vae",
+            [
+                *("reserved cuda:3", "wan_vae on cuda:3", "ready for (5, 32, 32, 3) uint8"),
+                *("claimed cuda:3", "given back"),
+            ],
+        ),
     ],
 )
 def test_only_the_autoencoder_claims_a_gpu(tmp_path, raw_run, claims, codec, expected):

@@ -4,18 +4,22 @@ A scheduler hands out numbers of GPUs, not GPUs: without a claim, all jobs of a 
 first. Locks are named after the GPUs' own serial numbers, so jobs agree however
 CUDA_VISIBLE_DEVICES or a container renumbers the devices, also on a file system that several nodes
 share. The kernel drops a lock with the process that held it.
+
+A job that takes long to start may make itself ready on a GPU while another one works there, one a
+GPU: it holds a lock named `<serial>.next` meanwhile, then waits for its turn.
 """
 
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from gc25d.errors import UserError
 from gc25d.records import locked
 
-_POLL_S = 0.5
+_POLL_S = 0.1
 _WAIT_S = 3600.0
 
 
@@ -33,18 +37,39 @@ def claimed_device(locks: Path | None = None, wait_s: float = _WAIT_S) -> Iterat
     Raises:
         UserError: all stayed claimed for `wait_s` seconds.
     """
-    import torch
-
-    if not torch.cuda.is_available():
+    serials = _visible_serials()
+    if not serials:
         yield "cpu"
         return
-    serials = [
-        str(torch.cuda.get_device_properties(index).uuid)
-        for index in range(torch.cuda.device_count())
-    ]
-    locks = locks or Path(tempfile.gettempdir()) / "gc25d-gpus"
-    with claimed(serials, locks, wait_s) as index, torch.cuda.device(index):
+    with claimed(serials, locks or _shared_locks(), wait_s) as index, _current(index):
         yield f"cuda:{index}"
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A device on which a job makes itself ready."""
+
+    device: str
+    claim: Callable[[], None]
+    """Wait until no other job works there; the device is this job's until the reservation ends."""
+
+
+@contextlib.contextmanager
+def reserved_device(locks: Path | None = None, wait_s: float = _WAIT_S) -> Iterator[Reservation]:
+    """As `claimed_device`, but free to load and compile there before its turn has come.
+
+    A GPU that nobody works on is claimed at once.
+
+    Raises:
+        UserError: for `wait_s` seconds a job worked on every GPU and another one waited for it.
+    """
+    serials = _visible_serials()
+    if not serials:
+        yield Reservation("cpu", lambda: None)
+        return
+    locks = locks or _shared_locks()
+    with reserved(serials, locks, wait_s) as (index, claim), _current(index):
+        yield Reservation(f"cuda:{index}", claim)
 
 
 @contextlib.contextmanager
@@ -57,13 +82,67 @@ def claimed(serials: Sequence[str], locks: Path, wait_s: float) -> Iterator[int]
     deadline = time.monotonic() + wait_s
     with contextlib.ExitStack() as held:
         while (index := _first_free(serials, locks, held)) is None:
-            if time.monotonic() >= deadline:
-                raise UserError(
-                    f"all {len(serials)} visible GPUs are claimed by other jobs (locks in {locks}):"
-                    " wait for one to end, or allow fewer at once with --resources gpu=<count>"
-                )
-            time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+            _wait_until(deadline, serials, locks)
         yield index
+
+
+@contextlib.contextmanager
+def reserved(
+    serials: Sequence[str], locks: Path, wait_s: float
+) -> Iterator[tuple[int, Callable[[], None]]]:
+    """Hold a free GPU's lock, or a place behind the job that does; yields its index and the claim.
+
+    Raises:
+        UserError: there was neither for `wait_s` seconds.
+    """
+    deadline = time.monotonic() + wait_s
+    with contextlib.ExitStack() as held, contextlib.ExitStack() as turn:
+        while (found := _place(serials, locks, held, turn)) is None:
+            _wait_until(deadline, serials, locks)
+        index, working = found
+
+        def claim() -> None:
+            if not working:
+                held.enter_context(claimed(serials[index : index + 1], locks, wait_s))
+                turn.close()
+
+        yield index, claim
+
+
+def _place(
+    serials: Sequence[str],
+    locks: Path,
+    held: contextlib.ExitStack,
+    turn: contextlib.ExitStack,
+) -> tuple[int, bool] | None:
+    """A GPU that nobody works on or waits for, and True; or one that nobody waits for, and False.
+
+    The lock of the first goes to `held`, the place behind the other's job to `turn`.
+    """
+    waiting = [f"{serial}.next" for serial in serials]
+    for index in range(len(serials)):
+        with contextlib.ExitStack() as tried:
+            if (
+                _first_free(waiting[index : index + 1], locks, tried) is not None
+                and _first_free(serials[index : index + 1], locks, held) is not None
+            ):
+                return index, True
+    index_behind = _first_free(waiting, locks, turn)
+    return None if index_behind is None else (index_behind, False)
+
+
+def _wait_until(deadline: float, serials: Sequence[str], locks: Path) -> None:
+    """Sleep a little.
+
+    Raises:
+        UserError: the deadline has passed.
+    """
+    if time.monotonic() >= deadline:
+        raise UserError(
+            f"all {len(serials)} visible GPUs are claimed by other jobs (locks in {locks}):"
+            " wait for one to end, or allow fewer at once with --resources gpu=<count>"
+        )
+    time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
 
 
 def _first_free(serials: Sequence[str], locks: Path, held: contextlib.ExitStack) -> int | None:
@@ -73,3 +152,23 @@ def _first_free(serials: Sequence[str], locks: Path, held: contextlib.ExitStack)
             held.enter_context(locked(locks / f"{serial}.lock", wait_s=0, held="claimed"))
             return index
     return None
+
+
+def _visible_serials() -> list[str]:
+    """The GPUs' serial numbers by index; none without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    indices = range(torch.cuda.device_count())
+    return [str(torch.cuda.get_device_properties(index).uuid) for index in indices]
+
+
+def _current(index: int) -> contextlib.AbstractContextManager[None]:
+    import torch
+
+    return torch.cuda.device(index)
+
+
+def _shared_locks() -> Path:
+    return Path(tempfile.gettempdir()) / "gc25d-gpus"
