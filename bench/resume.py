@@ -246,7 +246,7 @@ def main(arguments: Namespace) -> None:
         raise SystemExit("; ".join(figures["faults"]))
 
 
-if __name__ == "__main__":
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -259,4 +259,8 @@ if __name__ == "__main__":
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--folder", type=Path, help="where all of it goes; a temporary folder")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    main(parser.parse_args())
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main(parse())

@@ -2,11 +2,11 @@
 
 Starts one process a GPU with the trainer's own launcher. Each of them takes the trainer's own
 steps (`Segment.optimizer_step`: two micro-batches of one sample, forward and backward, clipping,
-AdamW, the logged means) on random samples of 81×480×832. Reports the median seconds of a step, the
-first step with an empty compiler cache and, in new processes, with a filled one, and the peak
-memory of a GPU. Then saves a state: how long training stands still, steps while it is written,
-until it is whole on disk, and loading it. Prints a table and writes
-zero2-step-<device>-x<processes>.json. Target: 1.20 s on 2 H200.
+AdamW, the logged means) on random samples of 81×480×832. Reports the median seconds of a step, its
+parts when each waits for the device, the first step with an empty compiler cache and, in new
+processes, with a filled one, and the peak memory of a GPU. Then saves a state: how long training
+stands still, steps while it is written, until it is whole on disk, and loading it. Prints a table
+and writes zero2-step-<device>-x<processes>.json. Target: 1.20 s on 2 H200.
 
 Memory: one H200 holds the 5B model alone only with `--recompute all`. Two states (60 GB each) must
 fit into the folder; `--no-state` leaves them out, `--layers` makes everything smaller.
@@ -16,6 +16,7 @@ Run: python bench/zero2_step.py --processes 2 [--recompute none] [--folder /fast
 """
 
 import argparse
+import contextlib
 import os
 import shutil
 import statistics
@@ -25,12 +26,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import torch
 from flops import TERA, model_work
 from micro import Size, chosen_size, fill_model, key_rows, micro_batch
 from report import RESULTS, cuda_versions, device_label, print_table, write_result
-from timing import seconds
+from timing import seconds, synchronize
 
 from gc25d.dataset.batch import Batch
 from gc25d.methods.finetune import FinetuneMethod
@@ -121,6 +123,7 @@ def worker(arguments: argparse.Namespace) -> None:
         steps(segment, feed, 1)
         times = steps(segment, feed, arguments.repeats)
         taken |= {"step": statistics.median(times), "best step": min(times)}
+        taken |= parts_of_a_step(segment, feed)
     memory["steps"] = engine.memory_gb()
     if arguments.state:
         taken |= state_seconds(segment, feed, arguments.folder / "states", arguments.repeats)
@@ -189,6 +192,34 @@ def steps(segment: Segment, feed: Iterator[MicroBatch], count: int) -> list[floa
     """Seconds of so many optimizer steps, the device's work included."""
     device = segment.engine.device
     return [seconds(lambda: segment.optimizer_step(1, feed), device) for _ in range(count)]
+
+
+def parts_of_a_step(segment: Segment, feed: Iterator[MicroBatch]) -> dict[str, float]:
+    """Seconds of an optimizer step's parts, each of which waits for the device."""
+    engine, method = segment.engine, segment.method
+    parts = {
+        "forward": (method, "single_train_step"),
+        "backward": (engine, "backward"),
+        "clip": (engine, "clip"),
+        "update": (method, "optimizers_schedulers_step"),
+    }
+    taken = dict.fromkeys((f"of it, {part}" for part in parts), 0.0)
+    with contextlib.ExitStack() as patched:
+        for part, (owner, name) in parts.items():
+            label, original = f"of it, {part}", getattr(owner, name)
+
+            def timed(
+                *arguments: Any, original: Any = original, label: str = label, **named: Any
+            ) -> Any:
+                began = time.perf_counter()
+                result = original(*arguments, **named)
+                synchronize(engine.device)
+                taken[label] += time.perf_counter() - began
+                return result
+
+            patched.enter_context(mock.patch.object(owner, name, timed))
+        steps(segment, feed, 1)
+    return taken
 
 
 def state_seconds(

@@ -17,7 +17,7 @@ POLICIES: tuple[Recompute, ...] = ("none", "half", "all")
 _VALUE_BYTES = 2  # bfloat16
 _KEPT_TOKENS = 22  # tensors of a token's width that a block keeps
 _WORKING_TOKENS, _WORKING_HIDDEN = 6, 3  # those alive only while one block's gradient is computed
-_EAGER = 1.5  # a block that is not compiled keeps its float32 intermediates too
+_EAGER = 1.2  # a block that is not compiled keeps some float32 intermediates too
 _HEADROOM = 0.92  # share of the memory that is planned with: fragmentation, workspaces
 
 
