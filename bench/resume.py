@@ -37,7 +37,7 @@ from report import RESULTS, cuda_versions, device_label, print_table, write_resu
 from gc25d.records import digest_json, read_csv, read_json, write_json
 from gc25d.step_settings import TrainStep, step_json
 from gc25d.steps import build_index, encode_text, prep_run
-from gc25d.train.states import MANIFEST, folder_bytes, open_state, state_folder
+from gc25d.train.states import folder_bytes, open_state, state_folder
 
 RUNS = ("bench__run-000", "bench__run-001")
 FULL = Size(81, 480, 832, (480, 832), 2, 8, 81, 1)
@@ -45,7 +45,7 @@ SMALL = Size(9, 64, 64, (64, 64), 2, 8, 9, 1)
 POLL_S = 0.002
 LONGEST_S = 900.0
 SAVED = re.compile(r"state of step (\d+): .* stood still for ([\d.]+) s, whole after ([\d.]+) s")
-LOADED = re.compile(r"going on from .*, loaded in ([\d.]+) s")
+LOADED = re.compile(r"going on from .*, checked and loaded in ([\d.]+) s")
 PACKAGES = ("torch", "deepspeed", "accelerate")
 
 
@@ -79,7 +79,9 @@ class Training:
         began = time.monotonic()
         while not reached():
             waited = time.monotonic() - began
-            if trainer.poll() or waited > LONGEST_S:
+            if trainer.poll() is not None and reached():
+                break
+            if trainer.poll() is not None or waited > LONGEST_S:
                 end_session(trainer)
                 raise SystemExit(f"given up after {waited:.0f} s:\n{self.log()}")
             time.sleep(POLL_S)
@@ -168,7 +170,7 @@ def trained_until_killed(run: Training) -> dict[str, float]:
     """Train to the end and kill everything once the last state is whole."""
     trainer = run.start()
     taken = {"start until the first step": run.when(lambda: bool(run.rows()), trainer)}
-    run.when((run.state(run.until) / MANIFEST).exists, trainer)
+    run.when(lambda: str(run.until) in dict(stalls(run.log())), trainer)
     end_session(trainer)
     return taken | saves(run.log())
 
@@ -176,13 +178,23 @@ def trained_until_killed(run: Training) -> dict[str, float]:
 def resumed(run: Training) -> dict[str, float]:
     """Go on from the state in the middle, to the end."""
     middle, trainer = run.until // 2, run.start()
-    start = run.when(lambda: len(run.rows()) == middle + 1, trainer)
+
+    def resumed_and_stepped() -> bool:
+        _, _, since = run.log().partition("going on from")
+        return f"step {middle + 1}/{run.until} " in since
+
+    start = run.when(resumed_and_stepped, trainer)
     if trainer.wait(LONGEST_S):
         raise SystemExit(run.log())
     found = LOADED.search(run.log())
     if not found:
         raise SystemExit(f"it did not resume:\n{run.log()}")
     return {"resumed start until the first step": start, "load": float(found[1])}
+
+
+def stalls(log: str) -> list[tuple[str, str]]:
+    """Steps whose state is whole, and how long training stood still for it."""
+    return [(step, stall) for step, stall, _ in SAVED.findall(log)]
 
 
 def saves(log: str) -> dict[str, float]:
@@ -259,7 +271,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--folder", type=Path, help="where all of it goes; a temporary folder")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.until % 2:
+        parser.error("--until must be even: the first state is taken half-way")
+    return arguments
 
 
 if __name__ == "__main__":

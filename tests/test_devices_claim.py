@@ -14,6 +14,10 @@ from gc25d.errors import UserError
 GPUS = ("GPU-aa", "GPU-bb", "GPU-cc")
 
 
+def ROOM(index):
+    return True
+
+
 def test_jobs_get_distinct_gpus_and_freed_ones_are_given_again(tmp_path):
     with ExitStack() as first, ExitStack() as rest:
         assert first.enter_context(claimed(GPUS, tmp_path, 0)) == 0
@@ -73,16 +77,16 @@ def test_many_jobs_at_once(tmp_path):
 
 def test_one_job_a_gpu_makes_ready_behind_the_one_that_works(tmp_path):
     with ExitStack() as working, ExitStack() as others:
-        index, claim = working.enter_context(reserved(GPUS[:2], tmp_path, 0))
+        index, claim = working.enter_context(reserved(GPUS[:2], tmp_path, 0, ROOM))
         claim()  # nothing to wait for
         assert index == 0
         # A free GPU is taken before a place behind somebody.
-        assert others.enter_context(reserved(GPUS[:2], tmp_path, 0))[0] == 1
-        behind, turn = others.enter_context(reserved(GPUS[:2], tmp_path, 5))
+        assert others.enter_context(reserved(GPUS[:2], tmp_path, 0, ROOM))[0] == 1
+        behind, turn = others.enter_context(reserved(GPUS[:2], tmp_path, 5, ROOM))
         assert behind == 0
-        assert others.enter_context(reserved(GPUS[:2], tmp_path, 0))[0] == 1
+        assert others.enter_context(reserved(GPUS[:2], tmp_path, 0, ROOM))[0] == 1
         with pytest.raises(UserError, match="all 2 visible GPUs are claimed"):
-            others.enter_context(reserved(GPUS[:2], tmp_path, 0.1))
+            others.enter_context(reserved(GPUS[:2], tmp_path, 0.1, ROOM))
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(turn)
             time.sleep(0.2)
@@ -92,18 +96,33 @@ def test_one_job_a_gpu_makes_ready_behind_the_one_that_works(tmp_path):
         # It works now, and the place behind it is free again.
         with pytest.raises(UserError), claimed(GPUS[:1], tmp_path, 0):
             pass
-        assert others.enter_context(reserved(GPUS[:2], tmp_path, 0))[0] == 0
+        assert others.enter_context(reserved(GPUS[:2], tmp_path, 0, ROOM))[0] == 0
 
 
 def test_whoever_waits_goes_before_whoever_comes(tmp_path):
     """A free GPU that a job is making ready for is not taken from under it."""
     with ExitStack() as first, ExitStack() as rest:
-        first.enter_context(claimed(GPUS[:1], tmp_path, 0))
-        _, turn = rest.enter_context(reserved(GPUS[:1], tmp_path, 0))
+        first.enter_context(reserved(GPUS[:1], tmp_path, 0, ROOM))
+        _, turn = rest.enter_context(reserved(GPUS[:1], tmp_path, 0, ROOM))
         first.close()
-        with pytest.raises(UserError), reserved(GPUS[:1], tmp_path, 0.1):
+        with pytest.raises(UserError), reserved(GPUS[:1], tmp_path, 0.1, ROOM):
             pass
         turn()
+        turn()  # once more changes nothing
+
+
+def test_nobody_waits_behind_another_kind_of_job_or_where_there_is_no_room(tmp_path):
+    """An evaluation may take an hour: whichever GPU gets free first is taken instead."""
+    with ExitStack() as evaluation, ExitStack() as prep, ExitStack() as rest:
+        evaluation.enter_context(claimed(GPUS[:1], tmp_path, 0))
+        assert prep.enter_context(reserved(GPUS[:2], tmp_path, 0, ROOM))[0] == 1
+        with pytest.raises(UserError), reserved(GPUS[:2], tmp_path, 0.1, lambda index: index == 0):
+            pass
+        assert rest.enter_context(reserved(GPUS[:2], tmp_path, 0, ROOM))[0] == 1
+        with pytest.raises(UserError), reserved(GPUS[:2], tmp_path, 0.1, ROOM):
+            pass
+        evaluation.close()
+        assert rest.enter_context(reserved(GPUS[:2], tmp_path, 0, ROOM))[0] == 0
 
 
 def test_many_jobs_make_ready_and_work(tmp_path):
@@ -111,7 +130,7 @@ def test_many_jobs_make_ready_and_work(tmp_path):
     working, ready, clashes = [0, 0], [0, 0], []
 
     def job():
-        with reserved(GPUS[:2], tmp_path, 30) as (index, claim):
+        with reserved(GPUS[:2], tmp_path, 30, ROOM) as (index, claim):
             ready[index] += 1
             clashes.append(ready[index] > 2)
             time.sleep(0.01)
@@ -132,7 +151,7 @@ def test_without_a_gpu_it_is_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with claimed_device(tmp_path / "locks") as device:
         assert device == "cpu"
-    with reserved_device(tmp_path / "locks") as place:
+    with reserved_device(0, tmp_path / "locks") as place:
         place.claim()
         assert place.device == "cpu"
     assert not (tmp_path / "locks").exists()
@@ -152,6 +171,6 @@ def test_devices_are_told_apart_by_serial_number(tmp_path, monkeypatch):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["GPU-aa.lock", "GPU-bb.lock"]
         with pytest.raises(UserError, match="all 2 visible GPUs"), claimed_device(tmp_path, 0):
             pass
-    with claimed_device(tmp_path) as one, reserved_device(tmp_path) as place:
+    with claimed_device(tmp_path) as one, reserved_device(0, tmp_path) as place:
         assert (one, place.device) == ("cuda:0", "cuda:1")
     assert current == [0, 1, 0, 1]

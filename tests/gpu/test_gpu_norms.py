@@ -83,6 +83,7 @@ def test_norm_and_modulation(width: int, dtype: torch.dtype, bound: float) -> No
 def test_affine_norm(shape: tuple[int, ...], dtype: torch.dtype, bound: float) -> None:
     x = (3 * torch.randn(*shape, 72, device="cuda") + 1).to(dtype)
     weight, bias = torch.randn(2, 72, device="cuda").unbind()
+    weight = weight * 10.0 ** torch.linspace(-9, 0, 72, device="cuda")  # small ones count too
     ours = functools.partial(gpu_norms.norm_affine, eps=EPS)
 
     def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -102,3 +103,12 @@ def test_blocks_use_them_on_a_gpu_and_agree_with_the_cpu() -> None:
     assert gpu_norms.fits(x.cuda())
     assert not gpu_norms.fits(x)
     assert not gpu_norms.fits(x.cuda().transpose(0, 1))
+    assert not gpu_norms.fits(x[:0].cuda())
+
+
+def test_more_rows_than_a_grid_has_along_its_second_axis() -> None:
+    """65,535 programs there, 4 rows each."""
+    x = torch.randn(4 * 65_536 + 3, 8, device="cuda")
+    weight, bias = torch.randn(2, 8, device="cuda").unbind()
+    found = gpu_norms.norm_affine(x, weight, bias, EPS)
+    torch.testing.assert_close(found, functional.layer_norm(x, (8,), weight, bias, EPS))

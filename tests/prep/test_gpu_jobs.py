@@ -27,7 +27,8 @@ def claims(monkeypatch):
         events.append("given back")
 
     @contextlib.contextmanager
-    def reserved_device():
+    def reserved_device(needed):
+        assert needed > 9 << 30
         events.append("reserved cuda:3")
         yield Reservation("cuda:3", lambda: events.append("claimed cuda:3"))
         events.append("given back")

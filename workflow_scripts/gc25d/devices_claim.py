@@ -5,8 +5,8 @@ first. Locks are named after the GPUs' own serial numbers, so jobs agree however
 CUDA_VISIBLE_DEVICES or a container renumbers the devices, also on a file system that several nodes
 share. The kernel drops a lock with the process that held it.
 
-A job that takes long to start may make itself ready on a GPU while another one works there, one a
-GPU: it holds a lock named `<serial>.next` meanwhile, then waits for its turn.
+Jobs that take longer to start than to work may make themselves ready on a GPU while another such
+job works there, one a GPU: whoever works holds `<serial>.brief` too, whoever waits `<serial>.next`.
 """
 
 import contextlib
@@ -55,20 +55,31 @@ class Reservation:
 
 
 @contextlib.contextmanager
-def reserved_device(locks: Path | None = None, wait_s: float = _WAIT_S) -> Iterator[Reservation]:
+def reserved_device(
+    needed: int, locks: Path | None = None, wait_s: float = _WAIT_S
+) -> Iterator[Reservation]:
     """As `claimed_device`, but free to load and compile there before its turn has come.
 
-    A GPU that nobody works on is claimed at once.
+    A GPU that nobody works on is claimed at once. Behind a job that works the GPU must have room.
+
+    Args:
+        needed: bytes of the GPU's memory that this job takes.
+        locks: as for `claimed_device`.
+        wait_s: seconds to wait for a place, and then for the GPU.
 
     Raises:
-        UserError: for `wait_s` seconds a job worked on every GPU and another one waited for it.
+        UserError: there was no place for `wait_s` seconds.
     """
     serials = _visible_serials()
     if not serials:
         yield Reservation("cpu", lambda: None)
         return
     locks = locks or _shared_locks()
-    with reserved(serials, locks, wait_s) as (index, claim), _current(index):
+    with (
+        reserved(serials, locks, wait_s, lambda i: _free(i) >= needed) as place,
+        _current(place[0]),
+    ):
+        index, claim = place
         yield Reservation(f"cuda:{index}", claim)
 
 
@@ -88,23 +99,26 @@ def claimed(serials: Sequence[str], locks: Path, wait_s: float) -> Iterator[int]
 
 @contextlib.contextmanager
 def reserved(
-    serials: Sequence[str], locks: Path, wait_s: float
+    serials: Sequence[str], locks: Path, wait_s: float, has_room: Callable[[int], bool]
 ) -> Iterator[tuple[int, Callable[[], None]]]:
-    """Hold a free GPU's lock, or a place behind the job that does; yields its index and the claim.
+    """Hold a free GPU's lock, or a place behind a job of this kind; yields its index and the claim.
 
     Raises:
         UserError: there was neither for `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
     with contextlib.ExitStack() as held, contextlib.ExitStack() as turn:
-        while (found := _place(serials, locks, held, turn)) is None:
+        while (found := _place(serials, locks, held, turn, has_room)) is None:
             _wait_until(deadline, serials, locks)
         index, working = found
 
         def claim() -> None:
+            nonlocal working
             if not working:
                 held.enter_context(claimed(serials[index : index + 1], locks, wait_s))
+                held.enter_context(_taken(serials[index], "brief", locks))
                 turn.close()
+                working = True
 
         yield index, claim
 
@@ -114,21 +128,32 @@ def _place(
     locks: Path,
     held: contextlib.ExitStack,
     turn: contextlib.ExitStack,
+    has_room: Callable[[int], bool],
 ) -> tuple[int, bool] | None:
-    """A GPU that nobody works on or waits for, and True; or one that nobody waits for, and False.
+    """A GPU that nobody works on or waits for, and True; or one to wait for, and False.
 
-    The lock of the first goes to `held`, the place behind the other's job to `turn`.
+    The locks of the first go to `held`, the place behind the other's job to `turn`.
     """
     waiting = [f"{serial}.next" for serial in serials]
-    for index in range(len(serials)):
+    for index, serial in enumerate(serials):
         with contextlib.ExitStack() as tried:
             if (
                 _first_free(waiting[index : index + 1], locks, tried) is not None
-                and _first_free(serials[index : index + 1], locks, held) is not None
+                and _first_free([serial], locks, held) is not None
             ):
+                held.enter_context(_taken(serial, "brief", locks))
                 return index, True
-    index_behind = _first_free(waiting, locks, turn)
-    return None if index_behind is None else (index_behind, False)
+    for index, serial in enumerate(serials):
+        with contextlib.ExitStack() as tried:
+            brief = _first_free([f"{serial}.brief"], locks, tried) is None
+        if brief and has_room(index) and _first_free([waiting[index]], locks, turn) is not None:
+            return index, False
+    return None
+
+
+def _taken(serial: str, mark: str, locks: Path) -> contextlib.AbstractContextManager[None]:
+    """A lock beside a GPU's own; who only looks whether it is held lets it go at once."""
+    return locked(locks / f"{serial}.{mark}.lock", wait_s=_WAIT_S, held="claimed")
 
 
 def _wait_until(deadline: float, serials: Sequence[str], locks: Path) -> None:
@@ -140,7 +165,7 @@ def _wait_until(deadline: float, serials: Sequence[str], locks: Path) -> None:
     if time.monotonic() >= deadline:
         raise UserError(
             f"all {len(serials)} visible GPUs are claimed by other jobs (locks in {locks}):"
-            " wait for one to end, or allow fewer at once with --resources gpu=<count>"
+            " wait for one to end, or allow fewer jobs at once with --resources gpu=<count>"
         )
     time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
 
@@ -162,6 +187,13 @@ def _visible_serials() -> list[str]:
         return []
     indices = range(torch.cuda.device_count())
     return [str(torch.cuda.get_device_properties(index).uuid) for index in indices]
+
+
+def _free(index: int) -> int:
+    """Bytes of a GPU's memory that nobody has taken."""
+    import torch
+
+    return int(torch.cuda.mem_get_info(index)[0])
 
 
 def _current(index: int) -> contextlib.AbstractContextManager[None]:

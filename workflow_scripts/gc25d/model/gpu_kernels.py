@@ -94,32 +94,32 @@ def _centred(values, eps, width: tl.constexpr, block: tl.constexpr):
 
 @triton.jit
 def _norm_modulate_forward(
-    x, shift, scale, out, tokens, eps, stride,
+    x, shift, scale, out, tokens, eps, stride, base,
     each: tl.constexpr, width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Programs (frame, part of its tokens)."""
-    frame = tl.program_id(0)
+    """Programs (part of a frame's tokens, frame)."""
+    frame = tl.program_id(1)
     column = tl.arange(0, block)
     place = frame.to(tl.int64) * stride + column
-    factor = 1 + tl.load(scale + place, mask=column < width, other=0.0)
+    factor = base + tl.load(scale + place, mask=column < width, other=0.0)
     added = tl.load(shift + place, mask=column < width, other=0.0)
     last = (frame + 1) * tokens
     for index in range(each):
-        row = frame * tokens + tl.program_id(1) * each + index
+        row = frame * tokens + tl.program_id(0) * each + index
         values, _ = _centred(_load_row(x, row, last, width, block), eps, width, block)
         _store_row(out, row, last, values * factor + added, width, block)
 
 
 @triton.jit
 def _norm_modulate_backward(
-    grad, x, scale, grad_x, shift_shares, scale_shares, tokens, eps, stride,
+    grad, x, scale, grad_x, shift_shares, scale_shares, tokens, eps, stride, base,
     each: tl.constexpr, width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Programs (frame, part of its tokens)."""
-    frame, part = tl.program_id(0), tl.program_id(1)
+    """Programs (part of a frame's tokens, frame)."""
+    part, frame = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, block)
     place = frame.to(tl.int64) * stride + column
-    factor = 1 + tl.load(scale + place, mask=column < width, other=0.0)
+    factor = base + tl.load(scale + place, mask=column < width, other=0.0)
     shift_sum = tl.zeros([block], tl.float32)
     scale_sum = tl.zeros([block], tl.float32)
     last = (frame + 1) * tokens
@@ -133,7 +133,7 @@ def _norm_modulate_backward(
         along = tl.sum(given * values, 0) / width
         given = (given - tl.sum(given, 0) / width - values * along) * deviation
         _store_row(grad_x, row, last, given, width, block)
-    share = frame * tl.num_programs(1) + part
+    share = frame * tl.num_programs(0) + part
     _store_row(shift_shares, share, share + 1, shift_sum, width, block)
     _store_row(scale_shares, share, share + 1, scale_sum, width, block)
 
@@ -171,15 +171,15 @@ def norm_rope_backward(
 
 
 def norm_modulate_forward(
-    x: Tensor, shift: Tensor, scale: Tensor, stride: int, eps: float, out: Tensor
+    x: Tensor, shift: Tensor, scale: Tensor, stride: int, base: float, eps: float, out: Tensor
 ) -> None:
-    """Write the modulated norm of `x` [B, F·S, D] to `out`.
+    """Write norm(x)·(base + scale) + shift of `x` [B, F·S, D] to `out`.
 
     `stride` elements lie between two frames' rows of `shift` and `scale`.
     """
     frames, tokens = _frames(x, shift)
-    _norm_modulate_forward[(frames, triton.cdiv(tokens, _FORWARD_ROWS))](
-        x, shift, scale, out, tokens, eps, stride,
+    _norm_modulate_forward[(triton.cdiv(tokens, _FORWARD_ROWS), frames)](
+        x, shift, scale, out, tokens, eps, stride, base,
         each=_FORWARD_ROWS, width=x.shape[-1],
         block=triton.next_power_of_2(x.shape[-1]), num_warps=_WARPS,
     )  # fmt: skip
@@ -190,6 +190,7 @@ def norm_modulate_backward(
     x: Tensor,
     scale: Tensor,
     stride: int,
+    base: float,
     eps: float,
     grad_x: Tensor,
     shift_shares: Tensor,
@@ -198,8 +199,8 @@ def norm_modulate_backward(
 ) -> None:
     """Write the gradient of `x`, and shares [frames, parts, D] of the modulation's."""
     frames, tokens = _frames(x, scale)
-    _norm_modulate_backward[(frames, shift_shares.shape[1])](
-        grad, x, scale, grad_x, shift_shares, scale_shares, tokens, eps, stride,
+    _norm_modulate_backward[(shift_shares.shape[1], frames)](
+        grad, x, scale, grad_x, shift_shares, scale_shares, tokens, eps, stride, base,
         each=each, width=x.shape[-1],
         block=triton.next_power_of_2(x.shape[-1]), num_warps=_WARPS,
     )  # fmt: skip

@@ -5,6 +5,7 @@ four times as long as the bytes need (docs/speed.md). Sums have a fixed order, s
 bit for bit. The arithmetic is float32 throughout, whatever the dtypes.
 """
 
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,7 +21,8 @@ _PROGRAMS = 512
 
 def fits(tokens: Tensor) -> bool:
     """Whether these functions serve a tensor."""
-    return _HAS_TRITON and tokens.device.type == "cuda" and tokens.is_contiguous()
+    there = _HAS_TRITON and tokens.device.type == "cuda"
+    return there and tokens.is_contiguous() and tokens.numel() > 0
 
 
 def norm_rope(x: Tensor, weight: Tensor, table: RopeTable, eps: float) -> Tensor:
@@ -51,15 +53,15 @@ def norm_modulate(tokens: Tensor, shift: Tensor, scale: Tensor, eps: float) -> T
     Returns:
         [B, F·S, D] in the tokens' dtype.
     """
-    modulated: Tensor = _norm_modulate(tokens, shift, scale, eps)
+    modulated: Tensor = _norm_modulate(tokens, shift, scale, 1.0, eps)
     return modulated
 
 
 def norm_affine(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Layer norm(x)·weight + bias of x [..., D], contiguous; weight and bias float32 [D]."""
     one_frame = x.reshape(1, -1, x.shape[-1])
-    shift, scale = bias[None, None], (weight - 1)[None, None]
-    return norm_modulate(one_frame, shift, scale, eps).view(x.shape)
+    normed: Tensor = _norm_modulate(one_frame, bias[None, None], weight[None, None], 0.0, eps)
+    return normed.view(x.shape)
 
 
 @torch.library.custom_op("gc25d::norm_rope", mutates_args=())
@@ -67,7 +69,8 @@ def _norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) 
     from gc25d.model import gpu_kernels
 
     out = torch.empty_like(x)
-    gpu_kernels.norm_rope_forward(x, weight, cos, sin, eps, out)
+    with _on(x):
+        gpu_kernels.norm_rope_forward(x, weight, cos, sin, eps, out)
     return out
 
 
@@ -81,25 +84,27 @@ def _norm_rope_backward(
     each = -(-rows // _PROGRAMS)
     shares = _float32(x, -(-rows // each), width)
     grad_x = torch.empty_like(x)
-    gpu_kernels.norm_rope_backward(
-        grad.contiguous(), x, weight, cos, sin, eps, grad_x, shares, each
-    )
+    with _on(x):
+        gpu_kernels.norm_rope_backward(
+            grad.contiguous(), x, weight, cos, sin, eps, grad_x, shares, each
+        )
     return grad_x, shares.sum(0).to(weight.dtype)
 
 
 @torch.library.custom_op("gc25d::norm_modulate", mutates_args=())
-def _norm_modulate(tokens: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
+def _norm_modulate(tokens: Tensor, shift: Tensor, scale: Tensor, base: float, eps: float) -> Tensor:
     from gc25d.model import gpu_kernels
 
     shift, scale, stride = _one_stride(shift, scale)
     out = torch.empty_like(tokens)
-    gpu_kernels.norm_modulate_forward(tokens, shift, scale, stride, eps, out)
+    with _on(tokens):
+        gpu_kernels.norm_modulate_forward(tokens, shift, scale, stride, base, eps, out)
     return out
 
 
 @torch.library.custom_op("gc25d::norm_modulate_backward", mutates_args=())
 def _norm_modulate_backward(
-    grad: Tensor, tokens: Tensor, scale: Tensor, eps: float
+    grad: Tensor, tokens: Tensor, scale: Tensor, base: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     from gc25d.model import gpu_kernels
 
@@ -110,9 +115,11 @@ def _norm_modulate_backward(
     parts = -(-rows // frames // each)
     shift_shares, scale_shares = (_float32(tokens, frames, parts, width) for _ in range(2))
     grad_x = torch.empty_like(tokens)
-    gpu_kernels.norm_modulate_backward(
-        grad.contiguous(), tokens, scale, stride, eps, grad_x, shift_shares, scale_shares, each
-    )
+    with _on(tokens):
+        gpu_kernels.norm_modulate_backward(
+            *(grad.contiguous(), tokens, scale, stride, base, eps),
+            *(grad_x, shift_shares, scale_shares, each),
+        )
     return grad_x, shift_shares.sum(1).view(shape), scale_shares.sum(1).view(shape)
 
 
@@ -123,6 +130,12 @@ def _one_stride(shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, int]:
     if strides != scale.stride() or strides[2] != 1 or strides[0] != frames * strides[1]:
         shift, scale = shift.contiguous(), scale.contiguous()
     return shift, scale, shift.stride(1)
+
+
+def _on(tokens: Tensor) -> AbstractContextManager[None]:
+    """The tokens' device as the current one, on which Triton launches."""
+    current: AbstractContextManager[None] = torch.cuda.device_of(tokens)  # type: ignore[no-untyped-call]
+    return current
 
 
 def _float32(like: Tensor, *shape: int) -> Tensor:
@@ -142,12 +155,14 @@ def _(
 
 
 @_norm_modulate.register_fake
-def _(tokens: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
+def _(tokens: Tensor, shift: Tensor, scale: Tensor, base: float, eps: float) -> Tensor:
     return torch.empty_like(tokens)
 
 
 @_norm_modulate_backward.register_fake
-def _(grad: Tensor, tokens: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    grad: Tensor, tokens: Tensor, scale: Tensor, base: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     shape = tuple(scale.shape)
     return torch.empty_like(tokens), _float32(scale, *shape), _float32(scale, *shape)
 
@@ -158,7 +173,7 @@ def _remember_rope(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _remember_modulation(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    tokens, _, scale, ctx.eps = inputs
+    tokens, _, scale, *ctx.constants = inputs
     ctx.save_for_backward(tokens, scale)
 
 
@@ -167,7 +182,7 @@ def _differentiate_rope(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _differentiate_modulation(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_norm_modulate_backward(grad, *ctx.saved_tensors, ctx.eps), None)
+    return (*_norm_modulate_backward(grad, *ctx.saved_tensors, *ctx.constants), None, None)
 
 
 _norm_rope.register_autograd(_differentiate_rope, setup_context=_remember_rope)

@@ -39,6 +39,9 @@ from gc25d.tensors import write_tensors
 
 log = logging.getLogger("gc25d")
 
+_ENCODER_BYTES = 12 << 30
+"""Of GPU memory: 9 GiB for 81 frames of 480 x 832 (bench/results), and what starting takes."""
+
 
 def main(arguments: argparse.Namespace) -> None:
     """Prepare the run; the rows are written last."""
@@ -68,7 +71,7 @@ def load_codec(settings: PrepStep, stack: contextlib.ExitStack) -> Codec:
     """
     if settings.codec != "wan_vae":
         return codec_for(settings.codec, settings.codec_dir, "cpu")
-    place = stack.enter_context(reserved_device())
+    place = stack.enter_context(reserved_device(_ENCODER_BYTES))
     codec = codec_for(settings.codec, settings.codec_dir, place.device)
     if place.device != "cpu":
         size = settings.geometry

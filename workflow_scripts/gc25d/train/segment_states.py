@@ -97,15 +97,17 @@ def resume(
     Raises:
         UserError: no state is whole although there are some, or they belong to another run.
     """
+    began = time.monotonic()
     state = from_first(engine, lambda: newest_state(roots, until, binding))
     if state is None:
         return 0
-    began = time.monotonic()
     shapes = {k: v for held in engine.gather(shapes_of(fragments)) for k, v in held.items()}
     load_state(state, fragments, shapes)
     engine.after_load(method)
     method.resume_schedules(state.step)
-    logger.info("going on from %s, loaded in %.1f s", state.folder, time.monotonic() - began)
+    logger.info(
+        "going on from %s, checked and loaded in %.1f s", state.folder, time.monotonic() - began
+    )
     return state.step
 
 
