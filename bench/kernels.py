@@ -47,6 +47,7 @@ def summary(kernels: Sequence[Kernel]) -> dict[str, Any]:
     ordered = sorted(kernels, key=lambda kernel: kernel.start)
     first = end = ordered[0].start
     busy, gaps, kinds, names = 0.0, [], Counter[str](), Counter[str]()
+    counts = Counter(kernel.name for kernel in kernels)
     for kernel in ordered:
         if kernel.start > end:
             gaps.append((kernel.start - end, end - first, kernel.name))
@@ -64,11 +65,7 @@ def summary(kernels: Sequence[Kernel]) -> dict[str, Any]:
             for gap, at, name in sorted(gaps, reverse=True)[:10]
         ],
         "kernels": [
-            {
-                "name": name[:120],
-                "ms": spent / 1e3,
-                "count": sum(kernel.name == name for kernel in kernels),
-            }
+            {"name": name[:120], "ms": spent / 1e3, "count": counts[name]}
             for name, spent in names.most_common(LISTED)
         ],
     }

@@ -54,7 +54,6 @@ class Training:
     """A run's folder and the command that goes on with it."""
 
     folder: Path
-    settings: Path
     command: tuple[str, ...]
     until: int
 
@@ -142,7 +141,7 @@ def training(folder: Path, data: Path, size: Size, arguments: Namespace) -> Trai
     write_json(run / "binding.json", binding)
     options = options_of(run, data, arguments)
     command = (sys.executable, "-m", "gc25d.steps.train", *options)
-    return Training(run, run / "settings.json", command, arguments.until)
+    return Training(run, command, arguments.until)
 
 
 def options_of(run: Path, data: Path, arguments: Namespace) -> list[str]:
@@ -170,7 +169,7 @@ def trained_until_killed(run: Training) -> dict[str, float]:
     """Train to the end and kill everything once the last state is whole."""
     trainer = run.start()
     taken = {"start until the first step": run.when(lambda: bool(run.rows()), trainer)}
-    run.when(lambda: str(run.until) in dict(stalls(run.log())), trainer)
+    run.when(lambda: f"whole, step {run.until}" in saves(run.log()), trainer)
     end_session(trainer)
     return taken | saves(run.log())
 
@@ -190,11 +189,6 @@ def resumed(run: Training) -> dict[str, float]:
     if not found:
         raise SystemExit(f"it did not resume:\n{run.log()}")
     return {"resumed start until the first step": start, "load": float(found[1])}
-
-
-def stalls(log: str) -> list[tuple[str, str]]:
-    """Steps whose state is whole, and how long training stood still for it."""
-    return [(step, stall) for step, stall, _ in SAVED.findall(log)]
 
 
 def saves(log: str) -> dict[str, float]:

@@ -1,6 +1,7 @@
 import torch
 
 from gc25d.model.rope import apply_rope, rope_table, split_head
+from gc25d.model.wan import sinusoidal_embedding
 
 
 def complex_rope(heads, grid, head_dim):
@@ -46,3 +47,19 @@ def test_low_precision_in_low_precision_out():
     rotated = apply_rope(heads, rope_table((1, 1, 1), 12, torch.device("cpu")))
     assert rotated.dtype == torch.bfloat16
     assert torch.equal(rotated, heads)  # position 0 turns nothing
+
+
+def test_a_table_first_asked_for_without_gradients_serves_training_too():
+    """Sampling and validation run in inference mode, whose tensors no backward pass may keep."""
+    with torch.inference_mode():
+        table = rope_table((2, 3, 5), 20, torch.device("cpu"))
+        timestep = torch.tensor([[7.0]])
+        sinusoidal_embedding(timestep, 46)
+    assert rope_table((2, 3, 5), 20, torch.device("cpu")) is table
+    heads = torch.randn(1, 30, 2, 20, requires_grad=True)
+    apply_rope(heads, table).square().sum().backward()
+    # A rotation changes no length: the gradient of the squares is that of the heads' own.
+    torch.testing.assert_close(heads.grad, 2 * heads.detach())
+    timestep = torch.tensor([[7.0]], requires_grad=True)
+    sinusoidal_embedding(timestep, 46).sum().backward()
+    assert timestep.grad is not None
