@@ -62,6 +62,12 @@ def test_a_gradient_that_is_not_finite_is_refused_everywhere(found: dict[str, An
     assert found["infinity"]["weights"] == [rounded, rounded]
 
 
+def test_sums_have_the_bits_of_deepspeeds_own(found: dict[str, Any]) -> None:
+    sums = found["sums"]
+    assert sums["ours"] == sums["theirs"]
+    assert sum(map(len, sums["ours"])) > 3 * 42  # all masters and moments, and step counts
+
+
 def test_a_layer_used_twice_has_the_gradient_of_autograd(found: dict[str, Any]) -> None:
     """Within bf16's 8 bits; a lost contribution would change the norm by a third and more."""
     assert found["twice"]["norm"] == pytest.approx(found["twice"]["reference"], rel=0.01)

@@ -6,6 +6,7 @@ Toy networks whose gradients are known by hand, in bf16 with fp32 masters, throu
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from gc25d.dataset.batch import Batch
 from gc25d.errors import UserError
 from gc25d.methods.base import TOTAL_LOSS, LossMap, Metrics, Outputs, TrainingMethod
 from gc25d.methods.roles import STUDENT, TrainedRole
+from gc25d.train import deepspeed_engine
 from gc25d.train.deepspeed_engine import ZeroEngine
 from gc25d.train.feed import MicroBatch
 from gc25d.train.loop import Cadence, Segment
@@ -153,6 +155,29 @@ def check_twice(engine: ZeroEngine) -> dict[str, object]:
     return {"norm": row["grad_norm"], "reference": float(torch.nn.utils.get_total_norm(grads))}
 
 
+def check_own_sums(engine: ZeroEngine) -> dict[str, object]:
+    """Master weights after two steps, with DeepSpeed's own way of summing and with ours."""
+    plugin = engine.accelerator.state.deepspeed_plugin
+    zero = plugin.deepspeed_config["zero_optimization"]
+    as_is = mock.patch.object(deepspeed_engine, "sum_beside_training")
+    with as_is, mock.patch.dict(zero, reduce_scatter=True):
+        theirs = trained_masters(engine)
+    return {"theirs": engine.gather(theirs), "ours": engine.gather(trained_masters(engine))}
+
+
+def trained_masters(engine: ZeroEngine) -> list[float]:
+    """This process's part of all master weights and moments after two steps of AdamW."""
+    model = Twice()
+    method = Toy(model, AdamW(model.parameters(), lr=0.01))
+    engine.prepare(method)
+    draw = torch.Generator().manual_seed(engine.rank)
+    for step in (1, 2):
+        inputs = [torch.randn(1, 6, generator=draw) for _ in range(MICRO_BATCHES)]
+        train = segment(method, engine, 0.5)
+        train.optimizer_step(step, iter(micro_batches(inputs, engine.rank)))
+    return [v for fragment in engine.fragments(method) for v in fragment.values.tolist()]
+
+
 def check_fragments(engine: ZeroEngine) -> dict[str, object]:
     """All parts of all tensors; then masters are doubled and brought to the weights."""
     model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 7, bias=False))
@@ -188,6 +213,7 @@ def main(out: Path) -> None:
         "accumulated": check_accumulation(engine, 1e9),
         "clipped": check_accumulation(engine, 0.01),
         "infinity": check_infinity(engine),
+        "sums": check_own_sums(engine),
         "twice": check_twice(engine),
         "fragments": check_fragments(engine),
         "sum": engine.all_reduce_sum(torch.tensor([engine.rank + 1.0, 10.0])).tolist(),

@@ -1,7 +1,8 @@
 """Triton kernels of a block's norms; imported only where there is a GPU.
 
 A row is a token's D values. Each program takes a range of rows and keeps in registers what they
-share. Sums over rows go to memory by program, to be added in a fixed order.
+share. Sums over rows go to memory by program, and are added in a fixed order by another kernel.
+Backward passes load rows before they are needed, as two sums over a row stand in between.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
@@ -12,6 +13,10 @@ from triton import language as tl
 
 _FORWARD_ROWS = 4
 _WARPS = 8
+_STAGES = tl.constexpr(3)
+"""Rows of a backward pass on their way at a time."""
+_SUM_TILE = 8192
+"""Values that a program adds at a time."""
 
 
 @triton.jit
@@ -68,7 +73,7 @@ def _norm_rope_backward(
     program = tl.program_id(0)
     scales = _load_row(weight, program * 0, 1, width, block)
     summed = tl.zeros([block], tl.float32)
-    for index in range(each):
+    for index in tl.range(each, num_stages=_STAGES):
         row = program * each + index
         even, odd = _pairs(_load_row(grad, row, rows, width, block), block)
         c, s = _turn(cos, sin, row % tokens, head, block)
@@ -123,7 +128,7 @@ def _norm_modulate_backward(
     shift_sum = tl.zeros([block], tl.float32)
     scale_sum = tl.zeros([block], tl.float32)
     last = (frame + 1) * tokens
-    for index in range(each):
+    for index in tl.range(each, num_stages=_STAGES):
         row = frame * tokens + part * each + index
         values, deviation = _centred(_load_row(x, row, last, width, block), eps, width, block)
         given = _load_row(grad, row, last, width, block)
@@ -136,6 +141,19 @@ def _norm_modulate_backward(
     share = frame * tl.num_programs(0) + part
     _store_row(shift_shares, share, share + 1, shift_sum, width, block)
     _store_row(scale_shares, share, share + 1, scale_sum, width, block)
+
+
+@triton.jit
+def _sum_shares(shares, out, parts, width, rows: tl.constexpr, columns: tl.constexpr):
+    """Programs (columns, group)."""
+    group = tl.program_id(1).to(tl.int64)
+    part = tl.arange(0, rows)[:, None]
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    place = (group * parts + part) * width + column[None, :]
+    mask = (part < parts) & (column[None, :] < width)
+    summed = tl.sum(tl.load(shares + place, mask=mask, other=0.0), 0)
+    summed = summed.to(out.dtype.element_ty)
+    tl.store(out + group * width + column, summed, mask=column < width)
 
 
 def norm_rope_forward(
@@ -204,6 +222,16 @@ def norm_modulate_backward(
         each=each, width=x.shape[-1],
         block=triton.next_power_of_2(x.shape[-1]), num_warps=_WARPS,
     )  # fmt: skip
+
+
+def sum_shares(shares: Tensor, out: Tensor) -> None:
+    """Write the sums over parts of `shares` [groups, parts, D] to `out` [groups, D]."""
+    groups, parts, width = shares.shape
+    rows = triton.next_power_of_2(parts)
+    columns = max(16, _SUM_TILE // rows)
+    _sum_shares[(triton.cdiv(width, columns), groups)](
+        shares, out, parts, width, rows=rows, columns=columns, num_warps=_WARPS
+    )
 
 
 def _frames(x: Tensor, by_frame: Tensor) -> tuple[int, int]:

@@ -83,12 +83,13 @@ def _norm_rope_backward(
     rows, width = x.numel() // x.shape[-1], x.shape[-1]
     each = -(-rows // _PROGRAMS)
     shares = _float32(x, -(-rows // each), width)
-    grad_x = torch.empty_like(x)
+    grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
     with _on(x):
         gpu_kernels.norm_rope_backward(
             grad.contiguous(), x, weight, cos, sin, eps, grad_x, shares, each
         )
-    return grad_x, shares.sum(0).to(weight.dtype)
+        gpu_kernels.sum_shares(shares[None], grad_weight)
+    return grad_x, grad_weight
 
 
 @torch.library.custom_op("gc25d::norm_modulate", mutates_args=())
@@ -115,12 +116,15 @@ def _norm_modulate_backward(
     parts = -(-rows // frames // each)
     shift_shares, scale_shares = (_float32(tokens, frames, parts, width) for _ in range(2))
     grad_x = torch.empty_like(tokens)
+    grad_shift, grad_scale = (_float32(tokens, *shape) for _ in range(2))
     with _on(tokens):
         gpu_kernels.norm_modulate_backward(
             *(grad.contiguous(), tokens, scale, stride, base, eps),
             *(grad_x, shift_shares, scale_shares, each),
         )
-    return grad_x, shift_shares.sum(1).view(shape), scale_shares.sum(1).view(shape)
+        gpu_kernels.sum_shares(shift_shares, grad_shift)
+        gpu_kernels.sum_shares(scale_shares, grad_scale)
+    return grad_x, grad_shift, grad_scale
 
 
 def _one_stride(shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -32,6 +32,7 @@ from gc25d.train.engine import (
 from gc25d.train.fragments import Fragment
 from gc25d.train.zero_config import REDUCE_BUCKET, zero_config
 from gc25d.train.zero_role import PRECISIONS, ZeroRole, ZeroStep
+from gc25d.train.zero_sums import sum_beside_training
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +145,7 @@ class ZeroEngine:
         held = ZeroRole(name, deepspeed, role.optimizer)
         held.check(self.precision)
         held.restore_masters(weights)
+        sum_beside_training(held.zero)
         return held
 
     def backward(
@@ -155,13 +157,10 @@ class ZeroEngine:
         *,
         last: bool,
     ) -> None:
-        """Accumulate into this process's part, summed over processes.
-
-        DeepSpeed averages over processes; the factor makes that a sum.
-        """
+        """Accumulate into this process's part, summed over processes."""
         for held in self._roles.values():
             held.deepspeed.set_gradient_accumulation_boundary(last)
-        method.backward(loss_map, outputs, 1 / (share * self.world_size))
+        method.backward(loss_map, outputs, 1 / share)
 
     def clip(self, method: TrainingMethod, iteration: int, max_norm: float) -> float:
         """Clip the summed gradients of each stepping role, each process its part.

@@ -85,7 +85,7 @@ class ZeroRole:
             "fp32 masters": zero.single_partition_of_fp32_groups[0].dtype == torch.float32,
             "fp32 accumulation": zero.gradient_accumulation_dtype == torch.float32,
             f"{precision} weights": zero.dtype == PRECISIONS[precision],
-            "averages": self.deepspeed.gradient_average and zero.postscale_gradients,
+            "sums over processes": not zero.gradient_average,
         }
         wrong = [name for name, right in found.items() if not right]
         if wrong:
