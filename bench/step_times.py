@@ -22,8 +22,8 @@ from gc25d.prep.wan_vae import WanVaeCodec
 from gc25d.records import write_json
 
 RUN_ID = "bench__run-000"
-RUNS = 4
-"""Of the measurement of several."""
+RUNS, AT_ONCE = 8, 4
+"""Of the measurement of several: runs, and how many of them are prepared at a time."""
 
 
 def seconds(call: Callable[..., Any], *arguments: Any) -> float:
@@ -108,17 +108,16 @@ def step_times(folder: Path, size: Size, device: str, workers: int) -> dict[str,
         "seconds of start in the latter": again - running * size.listed,
         "share of the encoder's own speed, once running": encoder / running,
         "share of the encoder's own speed, whole step": encoder * size.listed / again,
-        "several runs, two at a time, start included": several / (size.listed * RUNS),
+        f"several runs, {AT_ONCE} at a time, start included": several / (size.listed * RUNS),
         "share of the encoder's own speed, several runs": encoder * size.listed * RUNS / several,
     }
 
 
 def several_runs(folder: Path, size: Size, workers: int) -> None:
-    """As Snakemake runs them where cores allow two jobs: one starts while the other encodes."""
-    with ThreadPoolExecutor(2) as jobs:
-        for _ in jobs.map(
-            lambda number: whole_step(folder, size, max(1, workers // 2), number), range(RUNS)
-        ):
+    """As Snakemake runs them on the cores that one run's job of `workers` processes takes."""
+    each = max(1, (workers + 1) // AT_ONCE - 1)
+    with ThreadPoolExecutor(AT_ONCE) as jobs:
+        for _ in jobs.map(lambda number: whole_step(folder, size, each, number), range(RUNS)):
             pass
 
 

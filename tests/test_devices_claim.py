@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gc25d.devices_claim import claimed, claimed_device, reserved, reserved_device
+from gc25d.devices_claim import claimed, claimed_device, shared, shared_device
 from gc25d.errors import UserError
 
 GPUS = ("GPU-aa", "GPU-bb", "GPU-cc")
 
 
-def ROOM(index):
-    return True
+def TWO(index, place):
+    return place < 2
 
 
 def test_jobs_get_distinct_gpus_and_freed_ones_are_given_again(tmp_path):
@@ -75,85 +75,102 @@ def test_many_jobs_at_once(tmp_path):
     assert clashes == [False] * 9
 
 
-def test_one_job_a_gpu_makes_ready_behind_the_one_that_works(tmp_path):
-    with ExitStack() as working, ExitStack() as others:
-        index, claim = working.enter_context(reserved(GPUS[:2], tmp_path, 0, ROOM))
-        claim()  # nothing to wait for
-        assert index == 0
-        # A free GPU is taken before a place behind somebody.
-        assert others.enter_context(reserved(GPUS[:2], tmp_path, 0, ROOM))[0] == 1
-        behind, turn = others.enter_context(reserved(GPUS[:2], tmp_path, 5, ROOM))
-        assert behind == 0
-        assert others.enter_context(reserved(GPUS[:2], tmp_path, 0, ROOM))[0] == 1
-        with pytest.raises(UserError, match="all 2 visible GPUs are claimed"):
-            others.enter_context(reserved(GPUS[:2], tmp_path, 0.1, ROOM))
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(turn)
-            time.sleep(0.2)
-            assert not waiting.done()
-            working.close()
-            waiting.result(timeout=5)
-        # It works now, and the place behind it is free again.
+def test_sharing_jobs_spread_and_then_fill_what_fits(tmp_path):
+    with ExitStack() as first, ExitStack() as rest:
+        assert first.enter_context(shared(GPUS, tmp_path, 0, TWO)) == 0
+        taken = [rest.enter_context(shared(GPUS, tmp_path, 0, TWO)) for _ in range(5)]
+        assert taken == [1, 2, 0, 1, 2]
+        with pytest.raises(UserError, match="all 3 visible GPUs are claimed"):
+            rest.enter_context(shared(GPUS, tmp_path, 0.1, TWO))
+        first.close()
+        assert rest.enter_context(shared(GPUS, tmp_path, 0, TWO)) == 0
+
+
+def test_a_shared_gpu_is_nobodys_alone_and_the_other_way_round(tmp_path):
+    """Whichever of the sharing jobs is left: the first one to come may have ended."""
+    with ExitStack() as first, ExitStack() as second, ExitStack() as alone:
+        first.enter_context(shared(GPUS[:1], tmp_path, 0, TWO))
+        second.enter_context(shared(GPUS[:1], tmp_path, 0, TWO))
+        first.close()
+        with pytest.raises(UserError), claimed(GPUS[:1], tmp_path, 0.1):
+            pass
+        assert alone.enter_context(claimed(GPUS[:2], tmp_path, 0)) == 1
+        second.close()
+        with (
+            claimed(GPUS[:1], tmp_path, 0),
+            pytest.raises(UserError),
+            shared(GPUS[:2], tmp_path, 0.1, TWO),
+        ):
+            pass
+
+
+def test_whoever_shares_waits_until_a_gpu_is_nobodys_alone(tmp_path):
+    with ExitStack() as alone, ThreadPoolExecutor(1) as pool:
+        alone.enter_context(claimed(GPUS[:1], tmp_path, 0))
+
+        def job():
+            with shared(GPUS[:1], tmp_path, 20, TWO) as index:
+                return index
+
+        waiting = pool.submit(job)
+        time.sleep(0.3)
+        assert not waiting.done()
+        alone.close()
+        assert waiting.result(timeout=10) == 0
+
+
+def test_a_killed_job_gives_its_place_back(tmp_path):
+    code = "import time; from pathlib import Path; from gc25d.devices_claim import shared\n"
+    code += (
+        f"with shared(['GPU-aa'], Path({str(tmp_path)!r}), 0, lambda index, place: not place):\n"
+    )
+    code += "    print('held', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
         with pytest.raises(UserError), claimed(GPUS[:1], tmp_path, 0):
             pass
-        assert others.enter_context(reserved(GPUS[:2], tmp_path, 0, ROOM))[0] == 0
+        process.kill()
+        process.wait()
+        with claimed(GPUS[:1], tmp_path, 5) as index:
+            assert index == 0
 
 
-def test_whoever_waits_goes_before_whoever_comes(tmp_path):
-    """A free GPU that a job is making ready for is not taken from under it."""
-    with ExitStack() as first, ExitStack() as rest:
-        first.enter_context(reserved(GPUS[:1], tmp_path, 0, ROOM))
-        _, turn = rest.enter_context(reserved(GPUS[:1], tmp_path, 0, ROOM))
-        first.close()
-        with pytest.raises(UserError), reserved(GPUS[:1], tmp_path, 0.1, ROOM):
-            pass
-        turn()
-        turn()  # once more changes nothing
+def test_many_jobs_of_both_kinds(tmp_path):
+    """On two GPUs: at most two share one, and nobody beside whoever has it alone."""
+    sharing, alone, clashes = [0, 0], [0, 0], []
 
+    def look(index):
+        clashes.append(sharing[index] > 2 or alone[index] > 1 or (sharing[index] and alone[index]))
 
-def test_nobody_waits_behind_another_kind_of_job_or_where_there_is_no_room(tmp_path):
-    """An evaluation may take an hour: whichever GPU gets free first is taken instead."""
-    with ExitStack() as evaluation, ExitStack() as prep, ExitStack() as rest:
-        evaluation.enter_context(claimed(GPUS[:1], tmp_path, 0))
-        assert prep.enter_context(reserved(GPUS[:2], tmp_path, 0, ROOM))[0] == 1
-        with pytest.raises(UserError), reserved(GPUS[:2], tmp_path, 0.1, lambda index: index == 0):
-            pass
-        assert rest.enter_context(reserved(GPUS[:2], tmp_path, 0, ROOM))[0] == 1
-        with pytest.raises(UserError), reserved(GPUS[:2], tmp_path, 0.1, ROOM):
-            pass
-        evaluation.close()
-        assert rest.enter_context(reserved(GPUS[:2], tmp_path, 0, ROOM))[0] == 0
-
-
-def test_many_jobs_make_ready_and_work(tmp_path):
-    """Eight jobs on two GPUs: no GPU is worked on by two at once, and at most one waits ready."""
-    working, ready, clashes = [0, 0], [0, 0], []
-
-    def job():
-        with reserved(GPUS[:2], tmp_path, 30, ROOM) as (index, claim):
-            ready[index] += 1
-            clashes.append(ready[index] > 2)
-            time.sleep(0.01)
-            claim()
-            working[index] += 1
-            clashes.append(working[index] > 1)
+    def share(number):
+        with shared(GPUS[:2], tmp_path, 30, TWO) as index:
+            sharing[index] += 1
+            look(index)
             time.sleep(0.02)
-            working[index] -= 1
-            ready[index] -= 1
+            look(index)
+            sharing[index] -= 1
 
-    with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(job) for _ in range(8)]:
+    def take(number):
+        with claimed(GPUS[:2], tmp_path, 30) as index:
+            alone[index] += 1
+            look(index)
+            time.sleep(0.02)
+            look(index)
+            alone[index] -= 1
+
+    with ThreadPoolExecutor(9) as pool:
+        for done in [pool.submit((share, share, take)[i % 3], i) for i in range(18)]:
             done.result()
-    assert clashes == [False] * 16
+    assert not any(clashes)
+    assert len(clashes) == 36
 
 
 def test_without_a_gpu_it_is_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with claimed_device(tmp_path / "locks") as device:
         assert device == "cpu"
-    with reserved_device(0, tmp_path / "locks") as place:
-        place.claim()
-        assert place.device == "cpu"
+    with shared_device(1, tmp_path / "locks") as device:
+        assert device == "cpu"
     assert not (tmp_path / "locks").exists()
 
 
@@ -163,14 +180,23 @@ def test_devices_are_told_apart_by_serial_number(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=GPUS[index])
+        torch.cuda,
+        "get_device_properties",
+        lambda index: SimpleNamespace(uuid=GPUS[index], total_memory=25),
     )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (11, 25))
     monkeypatch.setattr(torch.cuda, "device", lambda index: current.append(index) or ExitStack())
     with claimed_device(tmp_path) as one, claimed_device(tmp_path) as other:
         assert (one, other) == ("cuda:0", "cuda:1")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["GPU-aa.lock", "GPU-bb.lock"]
         with pytest.raises(UserError, match="all 2 visible GPUs"), claimed_device(tmp_path, 0):
             pass
-    with claimed_device(tmp_path) as one, reserved_device(0, tmp_path) as place:
-        assert (one, place.device) == ("cuda:0", "cuda:1")
-    assert current == [0, 1, 0, 1]
+    with claimed_device(tmp_path) as one, shared_device(10, tmp_path) as other:
+        assert (one, other) == ("cuda:0", "cuda:1")
+        with shared_device(10, tmp_path) as beside:  # two of 10 fit into 25
+            assert beside == "cuda:1"
+            with pytest.raises(UserError), shared_device(10, tmp_path, 0.1):  # not three
+                pass
+        with pytest.raises(UserError), shared_device(12, tmp_path, 0.1):  # others hold the rest
+            pass
+    assert current == [0, 1, 0, 1, 1]

@@ -5,15 +5,15 @@ first. Locks are named after the GPUs' own serial numbers, so jobs agree however
 CUDA_VISIBLE_DEVICES or a container renumbers the devices, also on a file system that several nodes
 share. The kernel drops a lock with the process that held it.
 
-Jobs that take longer to start than to work may make themselves ready on a GPU while another such
-job works there, one a GPU: whoever works holds `<serial>.brief` too, whoever waits `<serial>.next`.
+Jobs that start and read for longer than they compute may share a GPU, as many as its memory holds:
+each holds a lock `<serial>.share-<place>`, and the GPU's own only while it takes that place.
 """
 
 import contextlib
+import functools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gc25d.errors import UserError
@@ -21,6 +21,8 @@ from gc25d.records import locked
 
 _POLL_S = 0.1
 _WAIT_S = 3600.0
+_PLACES = 8
+"""Jobs that share a GPU, at most."""
 
 
 @contextlib.contextmanager
@@ -45,42 +47,25 @@ def claimed_device(locks: Path | None = None, wait_s: float = _WAIT_S) -> Iterat
         yield f"cuda:{index}"
 
 
-@dataclass(frozen=True)
-class Reservation:
-    """A device on which a job makes itself ready."""
-
-    device: str
-    claim: Callable[[], None]
-    """Wait until no other job works there; the device is this job's until the reservation ends."""
-
-
 @contextlib.contextmanager
-def reserved_device(
-    needed: int, locks: Path | None = None, wait_s: float = _WAIT_S
-) -> Iterator[Reservation]:
-    """As `claimed_device`, but free to load and compile there before its turn has come.
-
-    A GPU that nobody works on is claimed at once. Behind a job that works the GPU must have room.
+def shared_device(needed: int, locks: Path | None = None, wait_s: float = _WAIT_S) -> Iterator[str]:
+    """As `claimed_device`, but beside other jobs that share, where the GPU has room for them all.
 
     Args:
         needed: bytes of the GPU's memory that this job takes.
         locks: as for `claimed_device`.
-        wait_s: seconds to wait for a place, and then for the GPU.
+        wait_s: seconds to wait for a place.
 
     Raises:
         UserError: there was no place for `wait_s` seconds.
     """
     serials = _visible_serials()
     if not serials:
-        yield Reservation("cpu", lambda: None)
+        yield "cpu"
         return
-    locks = locks or _shared_locks()
-    with (
-        reserved(serials, locks, wait_s, lambda i: _free(i) >= needed) as place,
-        _current(place[0]),
-    ):
-        index, claim = place
-        yield Reservation(f"cuda:{index}", claim)
+    fits = functools.partial(_fits, needed)
+    with shared(serials, locks or _shared_locks(), wait_s, fits) as index, _current(index):
+        yield f"cuda:{index}"
 
 
 @contextlib.contextmanager
@@ -98,62 +83,44 @@ def claimed(serials: Sequence[str], locks: Path, wait_s: float) -> Iterator[int]
 
 
 @contextlib.contextmanager
-def reserved(
-    serials: Sequence[str], locks: Path, wait_s: float, has_room: Callable[[int], bool]
-) -> Iterator[tuple[int, Callable[[], None]]]:
-    """Hold a free GPU's lock, or a place behind a job of this kind; yields its index and the claim.
+def shared(
+    serials: Sequence[str], locks: Path, wait_s: float, fits: Callable[[int, int], bool]
+) -> Iterator[int]:
+    """Hold a place on a GPU that fewest share; yields its index.
+
+    Args:
+        serials: of the visible GPUs.
+        locks: folder of the lock files.
+        wait_s: seconds to wait for a place.
+        fits: whether GPU `index` has room for another job when `place` of them share it.
 
     Raises:
-        UserError: there was neither for `wait_s` seconds.
+        UserError: there was no place for `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
-    with contextlib.ExitStack() as held, contextlib.ExitStack() as turn:
-        while (found := _place(serials, locks, held, turn, has_room)) is None:
+    with contextlib.ExitStack() as held:
+        while (index := _joined(serials, locks, held, fits)) is None:
             _wait_until(deadline, serials, locks)
-        index, working = found
-
-        def claim() -> None:
-            nonlocal working
-            if not working:
-                held.enter_context(claimed(serials[index : index + 1], locks, wait_s))
-                held.enter_context(_taken(serials[index], "brief", locks))
-                turn.close()
-                working = True
-
-        yield index, claim
+        yield index
 
 
-def _place(
+def _joined(
     serials: Sequence[str],
     locks: Path,
     held: contextlib.ExitStack,
-    turn: contextlib.ExitStack,
-    has_room: Callable[[int], bool],
-) -> tuple[int, bool] | None:
-    """A GPU that nobody works on or waits for, and True; or one to wait for, and False.
-
-    The locks of the first go to `held`, the place behind the other's job to `turn`.
-    """
-    waiting = [f"{serial}.next" for serial in serials]
-    for index, serial in enumerate(serials):
-        with contextlib.ExitStack() as tried:
-            if (
-                _first_free(waiting[index : index + 1], locks, tried) is not None
-                and _first_free([serial], locks, held) is not None
-            ):
-                held.enter_context(_taken(serial, "brief", locks))
-                return index, True
-    for index, serial in enumerate(serials):
-        with contextlib.ExitStack() as tried:
-            brief = _first_free([f"{serial}.brief"], locks, tried) is None
-        if brief and has_room(index) and _first_free([waiting[index]], locks, turn) is not None:
-            return index, False
+    fits: Callable[[int, int], bool],
+) -> int | None:
+    """Take the lowest free place of all GPUs that no job has to itself."""
+    for place in range(_PLACES):
+        for index, serial in enumerate(serials):
+            with contextlib.ExitStack() as gate:
+                if (
+                    fits(index, place)
+                    and _take(serial, locks, gate)
+                    and _take(f"{serial}.share-{place}", locks, held)
+                ):
+                    return index
     return None
-
-
-def _taken(serial: str, mark: str, locks: Path) -> contextlib.AbstractContextManager[None]:
-    """A lock beside a GPU's own; who only looks whether it is held lets it go at once."""
-    return locked(locks / f"{serial}.{mark}.lock", wait_s=_WAIT_S, held="claimed")
 
 
 def _wait_until(deadline: float, serials: Sequence[str], locks: Path) -> None:
@@ -171,12 +138,28 @@ def _wait_until(deadline: float, serials: Sequence[str], locks: Path) -> None:
 
 
 def _first_free(serials: Sequence[str], locks: Path, held: contextlib.ExitStack) -> int | None:
-    """Take the first lock that can be had; None when there is none."""
+    """Take the first GPU that nobody uses; None when there is none."""
     for index, serial in enumerate(serials):
-        with contextlib.suppress(UserError):
-            held.enter_context(locked(locks / f"{serial}.lock", wait_s=0, held="claimed"))
-            return index
+        with contextlib.ExitStack() as tried:
+            if _take(serial, locks, tried) and not _is_shared(serial, locks):
+                held.enter_context(tried.pop_all())
+                return index
     return None
+
+
+def _is_shared(serial: str, locks: Path) -> bool:
+    """Whether jobs share a GPU whose own lock is held, so that none can join."""
+    places = [path.stem for path in locks.glob(f"{serial}.share-*.lock")]
+    with contextlib.ExitStack() as tried:
+        return not all(_take(place, locks, tried) for place in places)
+
+
+def _take(name: str, locks: Path, held: contextlib.ExitStack) -> bool:
+    """Hold a lock if it can be had at once."""
+    with contextlib.suppress(UserError):
+        held.enter_context(locked(locks / f"{name}.lock", wait_s=0, held="claimed"))
+        return True
+    return False
 
 
 def _visible_serials() -> list[str]:
@@ -189,11 +172,14 @@ def _visible_serials() -> list[str]:
     return [str(torch.cuda.get_device_properties(index).uuid) for index in indices]
 
 
-def _free(index: int) -> int:
-    """Bytes of a GPU's memory that nobody has taken."""
+def _fits(needed: int, index: int, place: int) -> bool:
+    """Whether a GPU holds `place` + 1 jobs; the first may always try."""
     import torch
 
-    return int(torch.cuda.mem_get_info(index)[0])
+    if not place:
+        return True
+    total = torch.cuda.get_device_properties(index).total_memory
+    return (place + 1) * needed <= total and torch.cuda.mem_get_info(index)[0] >= needed
 
 
 def _current(index: int) -> contextlib.AbstractContextManager[None]:

@@ -10,8 +10,8 @@ Outputs:  --latents   <clip_id>: bf16 [48, F, h, w]
 
 A clip that cannot be read is dropped with its reason and the rest is built; a run that cannot be
 read makes empty tensor files and one line with the reason. Both are warnings, not failures.
-The codec wan_vae works on a GPU of the node that no other job has claimed, where there is one; it
-makes itself ready there while the job before it still works.
+The codec wan_vae works on a GPU of the node, where there is one, which it shares with jobs of its
+own kind.
 
 Example:
   python -m gc25d.steps.prep_run --settings settings/prep.json
@@ -27,9 +27,7 @@ import functools
 import logging
 from pathlib import Path
 
-import numpy as np
-
-from gc25d.devices_claim import reserved_device
+from gc25d.devices_claim import shared_device
 from gc25d.prep.codec import Codec, codec_for
 from gc25d.prep.prepare import prepare_run
 from gc25d.records import write_jsonl
@@ -65,19 +63,14 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def load_codec(settings: PrepStep, stack: contextlib.ExitStack) -> Codec:
-    """The codec, on a GPU claimed until `stack` ends where it can use one.
+    """The codec, with a place on a GPU until `stack` ends where it can use one.
 
-    It is loaded and compiled while the job before still encodes there.
+    Starting and reading take longer than encoding, so one job alone would leave a GPU idle.
     """
-    if settings.codec != "wan_vae":
-        return codec_for(settings.codec, settings.codec_dir, "cpu")
-    place = stack.enter_context(reserved_device(_ENCODER_BYTES))
-    codec = codec_for(settings.codec, settings.codec_dir, place.device)
-    if place.device != "cpu":
-        size = settings.geometry
-        codec.encode(np.zeros((size.frames, size.height, size.width, 3), np.uint8))
-    place.claim()
-    return codec
+    device = "cpu"
+    if settings.codec == "wan_vae":
+        device = stack.enter_context(shared_device(_ENCODER_BYTES))
+    return codec_for(settings.codec, settings.codec_dir, device)
 
 
 def parse() -> argparse.Namespace:
