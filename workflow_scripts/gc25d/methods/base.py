@@ -195,10 +195,10 @@ class TrainingMethod(ABC):
             set_position(role.scheduler, self.updates_before(name, step))
 
     def apply_configured_lrs(self) -> None:
-        """Go back to the configured rates where a loaded state brought others.
+        """Go back to the configured rates where something loaded brought others.
 
-        The trainer calls it after a resume with `reset_lr_on_resume`; the position in the warm-up
-        stays.
+        For trainers that load optimizers whole: states of this one hold no rates, as those follow
+        from the settings and the step. The position in the warm-up stays.
         """
         for role in self.trained.values():
             scheduler = role.scheduler
