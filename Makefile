@@ -7,6 +7,8 @@ BIN    := $(CURDIR)/$(VENV)/bin
 export PATH := $(BIN):$(PATH)
 # The repository's own pins alone decide what is installed.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# As in the Snakefile, for tests: threads that spin keep the other test process from its core.
+export GOMP_SPINCOUNT ?= 300
 
 .PHONY: run test test-slow test-gpu lint bench clean-env
 .DEFAULT_GOAL := run

@@ -1,8 +1,12 @@
 """gc25d: game captures → a trained, verified, evaluated video world model (README.md)."""
 
+import os
+
 from snakemake.utils import min_version
 
 min_version("9.27")
+# Of OpenMP's threads on CPUs: short spins before they sleep (docs/decisions.md).
+os.environ.setdefault("GOMP_SPINCOUNT", "300")
 
 
 configfile: f"{workflow.basedir}/config/config.yaml"
