@@ -104,6 +104,36 @@ def test_a_shared_gpu_is_nobodys_alone_and_the_other_way_round(tmp_path):
             pass
 
 
+def test_nobody_joins_a_gpu_that_another_waits_to_have_alone(tmp_path):
+    """Else sharing jobs, each followed by the next, would keep it waiting for ever."""
+    with ExitStack() as sharing, ThreadPoolExecutor(1) as pool:
+        sharing.enter_context(shared(GPUS[:1], tmp_path, 0, TWO))
+
+        def alone():
+            with claimed(GPUS[:1], tmp_path, 20):
+                return True
+
+        waiting = pool.submit(alone)
+        time.sleep(0.4)
+        with pytest.raises(UserError), shared(GPUS[:1], tmp_path, 0.3, TWO):
+            pass
+        assert not waiting.done()
+        sharing.close()
+        assert waiting.result(timeout=10)
+    with shared(GPUS[:1], tmp_path, 5, TWO) as index:
+        assert index == 0
+
+
+def test_a_gpu_that_somebody_has_alone_is_not_looked_at(tmp_path):
+    """Asking how much memory is free takes some of it."""
+    asked = []
+    with claimed(GPUS[:1], tmp_path, 0):
+        fits = lambda index, place: asked.append(index) or True  # noqa: E731
+        with shared(GPUS[:2], tmp_path, 0, fits) as index:
+            assert index == 1
+    assert set(asked) == {1}
+
+
 def test_whoever_shares_waits_until_a_gpu_is_nobodys_alone(tmp_path):
     with ExitStack() as alone, ThreadPoolExecutor(1) as pool:
         alone.enter_context(claimed(GPUS[:1], tmp_path, 0))

@@ -106,6 +106,23 @@ def test_moving_coefficients_of_the_first_frame_do_not_show():
     assert np.array_equal(codec.decode(noisy), codec.decode(latents))
 
 
+def test_threads_change_no_bit():
+    frames = np.random.default_rng(0).integers(0, 256, (17, 96, 160, 3), dtype=np.uint8)
+    codec, before = DctCodec(), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            latents = codec.encode(frames)
+            found.append((latents, codec.decode(latents)))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for latents, decoded in found[1:]:
+        assert torch.equal(latents, found[0][0])
+        assert np.array_equal(decoded, found[0][1])
+
+
 def test_codecs_by_name():
     assert isinstance(codec_for("dct", ""), DctCodec)
     with pytest.raises(UserError, match="expected 'dct' or 'wan_vae'"):

@@ -160,16 +160,20 @@ def check_own_sums(engine: ZeroEngine) -> dict[str, object]:
     plugin = engine.accelerator.state.deepspeed_plugin
     zero = plugin.deepspeed_config["zero_optimization"]
     as_is = mock.patch.object(deepspeed_engine, "sum_beside_training")
-    with as_is, mock.patch.dict(zero, reduce_scatter=True):
-        theirs = trained_masters(engine)
-    return {"theirs": engine.gather(theirs), "ours": engine.gather(trained_masters(engine))}
+    with mock.patch.dict(zero, reduce_bucket_size=20):  # the larger tensors exceed it
+        with as_is, mock.patch.dict(zero, reduce_scatter=True):
+            theirs = trained_masters(engine, scattered=True)
+        ours = trained_masters(engine, scattered=False)
+    return {"theirs": engine.gather(theirs), "ours": engine.gather(ours)}
 
 
-def trained_masters(engine: ZeroEngine) -> list[float]:
+def trained_masters(engine: ZeroEngine, *, scattered: bool) -> list[float]:
     """This process's part of all master weights and moments after two steps of AdamW."""
     model = Twice()
     method = Toy(model, AdamW(model.parameters(), lr=0.01))
     engine.prepare(method)
+    zero = method.roles[STUDENT].optimizer
+    assert (zero.reduce_scatter, zero.reduce_bucket_size) == (scattered, 20)
     draw = torch.Generator().manual_seed(engine.rank)
     for step in (1, 2):
         inputs = [torch.randn(1, 6, generator=draw) for _ in range(MICRO_BATCHES)]

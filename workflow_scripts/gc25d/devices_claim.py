@@ -6,7 +6,8 @@ CUDA_VISIBLE_DEVICES or a container renumbers the devices, also on a file system
 share. The kernel drops a lock with the process that held it.
 
 Jobs that start and read for longer than they compute may share a GPU, as many as its memory holds:
-each holds a lock `<serial>.share-<place>`, and the GPU's own only while it takes that place.
+each holds a lock `<serial>.share-<place>`, and the GPU's own only while it takes that place. Nobody
+joins them while a job that wants a GPU to itself waits and holds `<serial>.next`.
 """
 
 import contextlib
@@ -77,8 +78,12 @@ def claimed(serials: Sequence[str], locks: Path, wait_s: float) -> Iterator[int]
     """
     deadline = time.monotonic() + wait_s
     with contextlib.ExitStack() as held:
-        while (index := _first_free(serials, locks, held)) is None:
-            _wait_until(deadline, serials, locks)
+        with contextlib.ExitStack() as turn:
+            closed = dict.fromkeys(serials, False)  # to jobs that would share it
+            while (index := _first_free(serials, locks, held)) is None:
+                for serial in serials:
+                    closed[serial] = closed[serial] or _take(f"{serial}.next", locks, turn)
+                _wait_until(deadline, serials, locks)
         yield index
 
 
@@ -115,8 +120,9 @@ def _joined(
         for index, serial in enumerate(serials):
             with contextlib.ExitStack() as gate:
                 if (
-                    fits(index, place)
-                    and _take(serial, locks, gate)
+                    _take(serial, locks, gate)
+                    and _take(f"{serial}.next", locks, gate)
+                    and fits(index, place)  # may open a context on the GPU
                     and _take(f"{serial}.share-{place}", locks, held)
                 ):
                     return index

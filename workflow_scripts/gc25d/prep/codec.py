@@ -3,7 +3,9 @@
 Both codecs make 48 channels of 16×16 pixels, the first frame alone and then groups of 4 frames.
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -115,7 +117,8 @@ class DctCodec:
 
     The first frame is coded as four equal frames, so that a channel means the same in every latent
     frame; its moving coefficients are 0 before scaling. Decoding inverts the transform exactly, up
-    to the coefficients that were cut.
+    to the coefficients that were cut. Both use one thread: on some processors the bits of a matrix
+    product depend on how many share it.
     """
 
     def __init__(self) -> None:
@@ -128,7 +131,8 @@ class DctCodec:
         _, height, width, _ = frames.shape
         groups = np.concatenate([np.repeat(frames[:1], GROUP - 1, axis=0), frames])
         groups = groups.reshape(-1, GROUP, height, width, 3)
-        return torch.stack([self._encode_group(torch.from_numpy(g)) for g in groups], dim=1)
+        with _one_thread():
+            return torch.stack([self._encode_group(torch.from_numpy(g)) for g in groups], dim=1)
 
     def _encode_group(self, group: Tensor) -> Tensor:
         """uint8 [4, H, W, 3] → float32 [48, h, w]."""
@@ -141,7 +145,8 @@ class DctCodec:
     def decode(self, latents: Float[Tensor, "48 F h w"]) -> RgbFrames:
         """Latents of any float type → frames uint8 RGB [4·(F − 1) + 1, 16·h, 16·w, 3]."""
         values = latents.float().cpu()
-        groups = [self._decode_group(values[:, frame]) for frame in range(values.shape[1])]
+        with _one_thread():
+            groups = [self._decode_group(values[:, frame]) for frame in range(values.shape[1])]
         groups[0] = groups[0].mean(dim=0, keepdim=True)
         frames = (torch.cat(groups) + 1) * 127.5
         return np.asarray(frames.clamp(0, 255).round().to(torch.uint8).numpy())
@@ -152,3 +157,14 @@ class DctCodec:
         rows = latents.reshape(CHANNELS, -1).T * self._scale + self._mean
         blocks = (rows @ self._basis).reshape(height, width, GROUP, PATCH, PATCH, 3)
         return blocks.permute(2, 0, 3, 1, 4, 5).reshape(GROUP, height * PATCH, width * PATCH, 3)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Torch computes with the calling thread alone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -47,7 +47,7 @@ def whole_gradient(parameter: nn.Parameter) -> Tensor | None:
     """A parameter's gradient, gathered where processes hold parts of it; None without one.
 
     FSDP2 keeps a DTensor. DeepSpeed's ZeRO-1 and ZeRO-2 keep it from the last backward pass of a
-    step to its update, averaged over the processes.
+    step to its update, summed over the processes or averaged, as its configuration says.
     """
     gather = getattr(parameter, "get_full_hp_grad", None) or getattr(
         parameter.grad, "full_tensor", None

@@ -1,9 +1,10 @@
 """DeepSpeed's sums of gradients over processes, beside the training instead of before it.
 
-The sums keep every bit. DeepSpeed 0.19 converts each sum to fp32 before it adds it, and at the end
-of every backward pass holds the process until the device is idle, so that the device then waits for
-the next micro-batch to be prepared. Here it adds in one pass, and the stream of the sums runs on
-into the next forward pass; only the step's last backward pass makes later work wait for it.
+With the same buckets the sums keep every bit. DeepSpeed 0.19 converts each sum to fp32 before it
+adds it, and at the end of every backward pass holds the process until the device is idle, so that
+the device then waits for the next micro-batch to be prepared. Here it adds in one pass, and the
+stream of the sums runs on into the next forward pass; only the step's last backward pass makes
+later work wait for it.
 """
 
 import functools
