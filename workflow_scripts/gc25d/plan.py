@@ -13,8 +13,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from gc25d.errors import UserError
+from gc25d.imported_code import code_digest
 from gc25d.processes import check_processes, choose_engine, processes_per_node
-from gc25d.records import digest_file, digest_json, holds_json, read_json, write_json
+from gc25d.records import holds_json, read_json, write_json
 from gc25d.settings import Settings
 from gc25d.step_settings import step_json, step_settings
 
@@ -25,8 +26,6 @@ PLACED = Path("train/placed.json")
 """The step at which a state of an older format was placed (gc25d.steps.place_state), if one was."""
 LOCKS = Path(".snakemake/locks")
 """Holds files while a snakemake works in this folder, and after one was killed."""
-GUARDED = ("model", "methods", "regression")
-"""Packages whose edits make the gradient norms be measured again."""
 
 
 def load_settings(config: dict[str, Any]) -> Settings:
@@ -268,13 +267,6 @@ def check_val_runs(val_runs: Sequence[str], runs: Sequence[str]) -> None:
                 f"prep.val_runs holds {name}, which is none of the {len(runs)} runs: "
                 f"did you mean {' or '.join(close)}?"
             )
-
-
-def code_digest() -> str:
-    """Digest of the code whose gradients the regression guards: it is measured after each edit."""
-    package = Path(__file__).parent
-    files = sorted(p for part in GUARDED for p in (package / part).glob("*.py"))
-    return digest_json({str(p.relative_to(package)): digest_file(p) for p in files})
 
 
 def check_binding(train: dict[str, Any], dataset: str) -> None:
