@@ -22,6 +22,7 @@ LAYERS = (
         "step_settings",
         "processes",
         "imported_code",
+        "captures_check",
         "plan",
         "settings_docs",
     ),
@@ -45,6 +46,7 @@ NO_TORCH = (
     "step_settings",
     "processes",
     "imported_code",
+    "captures_check",
     "plan",
     "settings_docs",
 )

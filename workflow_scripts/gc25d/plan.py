@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from gc25d.captures_check import check_captures
 from gc25d.errors import UserError
 from gc25d.imported_code import code_digest
 from gc25d.processes import check_processes, choose_engine, processes_per_node
@@ -53,7 +54,7 @@ def _explain(problem: dict[str, Any]) -> str:
         return f"{key} is not a setting: {meant} (known here: {', '.join(known)})"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
-        return f"{key}: {message}"
+        return "\nconfig: ".join(f"{key}: {fault}" for fault in message.splitlines())
     return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
 
 
@@ -214,8 +215,10 @@ def write_settings_files(settings: Settings) -> None:
     While a snakemake works here nothing is written, and other settings than its are refused. Edited
     code alone is not: its jobs parse the rules too, and people edit while a run goes on.
     """
-    runs = tuple(raw_runs(settings))
+    folders = raw_runs(settings)
+    runs = tuple(folders)
     check_val_runs(settings.prep.val_runs, runs)
+    check_captures(settings, folders)
     contents = {name: step_json(step) for name, step in step_settings(settings, runs).items()}
     contents["regression"]["code"] = code_digest()
     check_binding(contents["train"], settings.dataset)

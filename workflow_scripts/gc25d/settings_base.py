@@ -4,6 +4,7 @@ A field marked `FREE` (workers, logging, paths, hardware) may change under a run
 same, to rounding where sums are taken in another order.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,6 +23,16 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def refuse(faults: Iterable[str]) -> None:
+    """Of a validator: name all faults of a section at once, one a line.
+
+    Raises:
+        ValueError: there is a fault.
+    """
+    if lines := list(faults):
+        raise ValueError("\n".join(lines))
 
 
 def result_settings(section: Section) -> dict[str, Any]:
