@@ -5,24 +5,23 @@ Imports no torch. Raises `UserError`, whose message the Snakefile prints as it i
 
 import difflib
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from gc25d.binding import bring_up_to_date, check_binding, holds_result
 from gc25d.captures_check import check_captures
+from gc25d.contents import content_digests
 from gc25d.errors import UserError
 from gc25d.imported_code import code_digest
 from gc25d.processes import check_processes, choose_engine, processes_per_node
-from gc25d.records import holds_json, read_json, write_json
+from gc25d.records import read_json, write_json
 from gc25d.settings import Settings
 from gc25d.step_settings import step_json, step_settings
 
 _TAR_PART = re.compile(r"(?:frames|stencil)-\d{1,6}\.tar")
-RUN_RECORD = Path("train/run.json")
-"""What a run is bound to: its settings and the fingerprint of its data."""
 PLACED = Path("train/placed.json")
 """The step at which a state of an older format was placed (gc25d.steps.place_state), if one was."""
 LOCKS = Path(".snakemake/locks")
@@ -219,13 +218,15 @@ def write_settings_files(settings: Settings) -> None:
     runs = tuple(folders)
     check_val_runs(settings.prep.val_runs, runs)
     check_captures(settings, folders)
-    contents = {name: step_json(step) for name, step in step_settings(settings, runs).items()}
+    digests = content_digests(settings)
+    steps = step_settings(settings, runs, digests)
+    contents = {name: step_json(step) for name, step in steps.items()}
     contents["regression"]["code"] = code_digest()
     check_binding(contents["train"], settings.dataset)
     if settings.capture.source == "external":
         del contents["capture"]  # nothing is ever written below somebody else's captures
     files = settings_files(settings)
-    changed = [name for name in contents if not holds_json(files[name], contents[name])]
+    changed = [name for name in contents if not holds_result(files[name], contents[name])]
     if "prep" in changed:
         check_shared_runs(settings, files["prep"])
     if any(LOCKS.glob("*")):
@@ -238,6 +239,7 @@ def write_settings_files(settings: Settings) -> None:
         )
     for name in changed:
         write_json(files[name], contents[name])
+    bring_up_to_date(files, contents)
 
 
 def check_shared_runs(settings: Settings, prepared: Path) -> None:
@@ -270,46 +272,6 @@ def check_val_runs(val_runs: Sequence[str], runs: Sequence[str]) -> None:
                 f"prep.val_runs holds {name}, which is none of the {len(runs)} runs: "
                 f"did you mean {' or '.join(close)}?"
             )
-
-
-def check_binding(train: dict[str, Any], dataset: str) -> None:
-    """Refuse settings that differ from those the run in this directory is bound to.
-
-    Raises:
-        UserError: names each changed field, both values, and the ways out.
-    """
-    if not RUN_RECORD.exists():
-        return
-    record = read_json(RUN_RECORD)
-    bound = {"dataset": record["dataset"], **flatten(record["settings"])}
-    asked = {"dataset": dataset, **flatten(train)}
-    changed = [
-        f"{key} is {asked.get(key)!r}, the run was started with {bound.get(key)!r}"
-        for key in sorted(bound.keys() | asked.keys())
-        if bound.get(key) != asked.get(key)
-    ]
-    if changed:
-        raise UserError(refusal(changed))
-
-
-def refusal(changed: list[str]) -> str:
-    """The message that refuses to mix two results in one run."""
-    return (
-        "; ".join(changed) + ". Nothing was started. Put the old value back, or train elsewhere "
-        "with --directory <new folder>, or set this run aside with `python -m gc25d.steps.restart "
-        f"--directory {shlex.quote(str(Path.cwd()))}`"
-    )
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots: {"train": {"lr": 1}} → {"train.lr": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def references_path(settings: Settings, device: str, repository: Path) -> Path:

@@ -6,17 +6,24 @@ own algorithm changes on purpose.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from gc25d.errors import UserError
 from gc25d.records import read_json
 from gc25d.settings import Capture, Evaluation, Geometry, Prep, Regression, Samples, Settings, Text
 from gc25d.settings_base import Natural, Positive, Section, result_settings
 from gc25d.settings_training import Model, Train, Validation
+
+
+class ReadingStep(Section):
+    """A step that reads files which its settings name."""
+
+    contents: dict[str, str] = Field(default_factory=dict)
+    """Dotted key of such a path here → digest of what it leads to (`gc25d.contents`)."""
 
 
 class CaptureStep(Section):
@@ -27,7 +34,7 @@ class CaptureStep(Section):
     capture: Capture
 
 
-class PrepStep(Section):
+class PrepStep(ReadingStep):
     """One raw run → latents, ids and index rows."""
 
     version: int = 2
@@ -36,7 +43,7 @@ class PrepStep(Section):
     codec_dir: str
 
 
-class TextStep(Section):
+class TextStep(ReadingStep):
     """All prompts → the text table."""
 
     version: int = 1
@@ -59,7 +66,7 @@ class IndexStep(Section):
     grad_accum: Positive
 
 
-class TrainStep(Section):
+class TrainStep(ReadingStep):
     """What binds a run: a change of any of these is refused while the run exists."""
 
     version: int = 1
@@ -72,7 +79,7 @@ class TrainStep(Section):
     validation: Validation
 
 
-class EvalStep(Section):
+class EvalStep(ReadingStep):
     """An export → sampled videos and their scores."""
 
     version: int = 1
@@ -83,7 +90,7 @@ class EvalStep(Section):
     cpu_threads: Positive
 
 
-class RegressionStep(Section):
+class RegressionStep(ReadingStep):
     """Gradient norms of every cell on one device."""
 
     version: int = 1
@@ -93,18 +100,35 @@ class RegressionStep(Section):
 
 
 StepT = TypeVar("StepT", bound=Section)
+TRAINED_FROM = ("model.init_dir", "model.init_ckpt", "train.teacher.weights")
 _CLIP_ID = re.compile(r"\S+__\d{6,}")
 
 
-def step_settings(settings: Settings, runs: tuple[str, ...]) -> dict[str, Section]:
-    """Name of each step's settings file → its content; `runs` are the run ids of the data set."""
+def step_settings(
+    settings: Settings, runs: tuple[str, ...], digests: Mapping[str, str] | None = None
+) -> dict[str, Section]:
+    """Name of each step's settings file → its content.
+
+    Args:
+        settings: of the whole pipeline.
+        runs: run ids of the data set.
+        digests: setting that names files → digest of their content (`gc25d.contents`).
+    """
     data = {"geometry": settings.geometry}
     prep = settings.prep
-    codec = {"codec": prep.codec, "codec_dir": prep.codec_dir}
+    codec = {
+        "codec": prep.codec,
+        "codec_dir": prep.codec_dir,
+        "contents": _contents(digests, {"codec_dir": "prep.codec_dir"}),
+    }
     return {
         "capture": CaptureStep(**data, capture=_one_run(settings.capture)),
         "prep": PrepStep(**data, **codec),
-        "text": TextStep(runs=runs, text=prep.text),
+        "text": TextStep(
+            runs=runs,
+            text=prep.text,
+            contents=_contents(digests, {"text.dir": "prep.text.dir"}),
+        ),
         "index": IndexStep(
             **data,
             runs=runs,
@@ -124,6 +148,7 @@ def step_settings(settings: Settings, runs: tuple[str, ...]) -> dict[str, Sectio
             model=settings.model,
             train=settings.train,
             validation=settings.validation,
+            contents=_contents(digests, {name: name for name in TRAINED_FROM}),
         ),
         "eval": EvalStep(
             **data,
@@ -131,8 +156,17 @@ def step_settings(settings: Settings, runs: tuple[str, ...]) -> dict[str, Sectio
             evaluation=_named_clips(settings.evaluation),
             cpu_threads=settings.train.cpu_threads,
         ),
-        "regression": RegressionStep(regression=settings.regression),
+        "regression": RegressionStep(
+            regression=settings.regression,
+            contents=_contents(digests, {"regression.init_from": "regression.init_from"}),
+        ),
     }
+
+
+def _contents(digests: Mapping[str, str] | None, keys: Mapping[str, str]) -> dict[str, str]:
+    """Key in a step's settings → digest, of those settings that name files in use."""
+    known = digests or {}
+    return {key: known[setting] for key, setting in keys.items() if setting in known}
 
 
 def buried_clips(prep: Prep) -> tuple[str, ...]:
@@ -185,7 +219,10 @@ def _one_run(capture: Capture) -> Capture:
 
 def step_json(step: Section) -> dict[str, Any]:
     """The content of a step's settings file: only what alters the result."""
-    return result_settings(step)
+    kept = result_settings(step)
+    if not kept.get("contents", True):
+        del kept["contents"]
+    return kept
 
 
 def load_step(path: Path, step: type[StepT]) -> StepT:

@@ -21,8 +21,9 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from gc25d.binding import fits_binding
 from gc25d.errors import UserError
-from gc25d.records import digest_json, locked, read_json
+from gc25d.records import locked, read_json
 from gc25d.steps import cli, train_arguments
 from gc25d.train import launch
 from gc25d.train.signals import EXIT_STATUS
@@ -38,7 +39,7 @@ def main(arguments: argparse.Namespace) -> None:
     binding = read_json(arguments.binding)
     bound = binding["data_fingerprint"]
     settings = read_json(arguments.settings)
-    if digest_json(settings) != binding["settings_sha256"]:
+    if not fits_binding(settings, binding["settings_sha256"]):
         raise UserError(
             f"{arguments.settings} is not what {arguments.binding} was made from: "
             "delete the latter, the next run of snakemake makes it anew"
