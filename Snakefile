@@ -19,11 +19,13 @@ wildcard_constraints:
     scene=plan.alternatives(plan.captured_scenes(settings)),
     run=plan.alternatives(sorted({folder.name for folder in runs.values()})),
     run_id=plan.alternatives(runs),
-    checkpoint=r"base|step-[1-9]\d*(-ema)?",
+    checkpoint=rf"base|step-[1-9]\d*({ema_suffix})",
     step=r"[1-9]\d*",
     device=r"[A-Z0-9-]+",
+    settings_file=plan.alternatives(steps.values()),
 
 
+include: "rules/settings.smk"
 include: "rules/capture.smk"
 include: "rules/prep.smk"
 include: "rules/training_inputs.smk"
@@ -45,3 +47,6 @@ rule sft_v10:
         "figures/curves.png",
         "figures/overlay.png",
         "figures/coverage.png",
+
+
+include: "rules/hooks.smk"

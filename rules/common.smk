@@ -2,29 +2,45 @@
 
 import os
 import shlex
+import sys
 from pathlib import Path
+
+from snakemake.settings.types import DeploymentMethod
 
 from gc25d import plan
 from gc25d.errors import UserError
+from gc25d.workflow import settings_files
 
 try:
     settings = plan.load_settings(config)
     runs = plan.raw_runs(settings)
-    plan.write_settings_files(settings)
+    contents = settings_files.settings_contents(settings)
+    if not workflow.is_main_process:
+        settings_files.check_unchanged(settings, contents)
+    sources = settings_files.write_sources(
+        settings, contents, workflow.snakemake_tmp_dir
+    )
 except (UserError, OSError) as error:
     raise WorkflowError(str(error))
 
 caches = plan.cache_environment(settings)
+tmpdir = caches.pop("TMPDIR")  # made by the first job
 os.environ.update(caches)
-# Snakemake points TMPDIR elsewhere for each job.
-shell.prefix(f"export TMPDIR={shlex.quote(caches['TMPDIR'])}; ")
+# Snakemake points TMPDIR elsewhere for each job. Jobs run the Python that runs Snakemake, whether
+# or not its environment is activated; in a rule's own conda environment they run that one's.
+setup = f"export TMPDIR={shlex.quote(tmpdir)}; mkdir -p {shlex.quote(tmpdir)}; "
+if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
+    setup += f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
+shell.prefix(setup)
 
-steps = {name: str(path) for name, path in plan.settings_files(settings).items()}
+step_files = plan.settings_files(settings)
+steps = {name: str(path) for name, path in step_files.items()}
 captured = str(plan.captured_root(settings))
 data = str(plan.dataset_root(settings))
 ready = f"{data}/READY"
 last_step = settings.train.max_steps
 one_gpu = min(1, settings.hardware.gpus_per_node)  # of a job that can use one
+ema_suffix = "-ema|" if settings.train.ema else ""  # of a checkpoint's name
 
 
 def all_cores(wildcards):
@@ -35,6 +51,11 @@ def all_cores(wildcards):
 def dataset_folder(wildcards):
     """The folder of the data set."""
     return data
+
+
+def read_folders(wildcards):
+    """The data sets that a training or evaluation reads."""
+    return sorted({data, str(plan.prepared_root(settings))})
 
 
 def capture_folder(wildcards):
@@ -52,10 +73,62 @@ def raw_folder(wildcards):
     return runs[wildcards.run_id]
 
 
-def checkpoint_before(wildcards):
-    """The weights of the chain's checkpoint before this one; nothing for the first segment."""
-    step = plan.needed_before(int(wildcards.step), settings.train.checkpoint_every)
-    return {"before": ancient(plan.weights_file(step))} if step else {}
+def settings_source(wildcards):
+    """What a settings file should hold."""
+    return settings_files.source_of(wildcards.settings_file, step_files, sources)
+
+
+def regression_source(wildcards):
+    """The regression's settings as they are now."""
+    return sources["regression"]
+
+
+def before_training(wildcards):
+    """What a segment waits for, as long as one of its outputs is missing.
+
+    A finished segment waits for nothing: whatever is touched, restored or remade with equal content
+    never trains it again. Data or settings that did change are refused by `bind_run`, on which the
+    scores depend too.
+    """
+    step = int(wildcards.step)
+    averaged = bool(settings.train.ema)
+    if not settings_files.missing(plan.checkpoint_files(step, averaged=averaged)):
+        return {}
+    before = plan.needed_before(step, settings.train.checkpoint_every)
+    chain = {"before": plan.weights_file(before)} if before else {}
+    return {**chain, **binding_and_settings(wildcards), "paths": cached_paths()}
+
+
+def binding_and_settings(wildcards):
+    """What a run is bound to."""
+    return {"binding": "train/binding.json", "settings": steps["train"]}
+
+
+def before_export(wildcards):
+    """The binding, as long as the export of a checkpoint is missing: its content never changes."""
+    name = "base" if not wildcards.get("step") else f"step-{wildcards.step}"
+    export = f"exports/{name}.safetensors"
+    return binding_and_settings(wildcards) if settings_files.missing([export]) else {}
+
+
+def before_export_ema(wildcards):
+    """As `before_export`, of the moving average."""
+    export = f"exports/step-{wildcards.step}-ema.safetensors"
+    return binding_and_settings(wildcards) if settings_files.missing([export]) else {}
+
+
+def cached_paths():
+    """`kd` trains on a teacher's paths, which are made before its first segment."""
+    return (
+        f"{settings.train.kd.cache}/COMPLETE" if settings.train.method == "kd" else []
+    )
+
+
+def before_paths(wildcards):
+    """The data and the binding, as long as a teacher's paths are missing."""
+    if not settings_files.missing([f"{settings.train.kd.cache}/COMPLETE"]):
+        return {}
+    return {"ready": ready, "binding": "train/binding.json"}
 
 
 def resumed_step(wildcards):

@@ -8,10 +8,9 @@ EXPORT_PARAMS = dict(
 
 rule export_step:
     input:
+        unpack(before_export),
         weights="train/step-{step}/weights.safetensors",
-        done=ancient("train/step-{step}/done.json"),
-        binding=ancient("train/binding.json"),
-        settings="train/settings.json",
+        done="train/step-{step}/done.json",
     output:
         export="exports/step-{step}.safetensors",
     log:
@@ -25,7 +24,7 @@ rule export_step:
         **EXPORT_PARAMS,
         average="",
     shell:
-        "python -m gc25d.steps.export --settings {input.settings:q} --binding {input.binding:q}"
+        "python -m gc25d.steps.export --settings train/settings.json --binding train/binding.json"
         " --weights {input.weights:q} --done {input.done:q} {params.average}"
         " --dataset {params.data:q} --data-root {params.data_root:q}"
         " --out {output.export:q} --log {log:q}"
@@ -34,10 +33,9 @@ rule export_step:
 # The moving average of the weights (train.ema), as an export of its own.
 use rule export_step as export_ema with:
     input:
+        unpack(before_export_ema),
         weights="train/step-{step}/ema.safetensors",
-        done=ancient("train/step-{step}/done.json"),
-        binding=ancient("train/binding.json"),
-        settings="train/settings.json",
+        done="train/step-{step}/done.json",
     output:
         export="exports/step-{step}-ema.safetensors",
     log:
@@ -50,8 +48,7 @@ use rule export_step as export_ema with:
 # The starting weights: the semantic condition is there and zero.
 rule export_base:
     input:
-        binding=ancient("train/binding.json"),
-        settings="train/settings.json",
+        unpack(before_export),
     output:
         export="exports/base.safetensors",
     log:
@@ -64,7 +61,7 @@ rule export_base:
     params:
         **EXPORT_PARAMS,
     shell:
-        "python -m gc25d.steps.export --settings {input.settings:q} --binding {input.binding:q}"
+        "python -m gc25d.steps.export --settings train/settings.json --binding train/binding.json"
         " --dataset {params.data:q} --data-root {params.data_root:q}"
         " --out {output.export:q} --log {log:q}"
 
