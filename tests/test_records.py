@@ -90,11 +90,24 @@ def test_content_is_compared_before_it_is_written(tmp_path: Path) -> None:
     assert not records.holds_json(path, {"a": 2})
 
 
-def test_a_row_after_a_cut_line_stands_on_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "kept"),
+    [
+        ('{"a": 1}\n{"a"', '{"a": 1}\n'),
+        ('{"a": 1}\n{"a"\n', '{"a": 1}\n'),
+        ('{"a": 1}\n\0\0\0', '{"a": 1}\n'),
+        ('{"a"', ""),
+        ('{"a": 1}', '{"a": 1}\n'),
+        ('{"a": 1}\n', '{"a": 1}\n'),
+        ("", ""),
+    ],
+)
+def test_a_cut_last_line_goes_with_the_next_row(tmp_path: Path, before: str, kept: str) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"a": 1}\n{"a"')
+    path.write_text(before)
     records.append_jsonl(path, {"a": 2})
-    assert path.read_text() == '{"a": 1}\n{"a"\n{"a": 2}\n'
+    assert path.read_text() == kept + '{"a": 2}\n'
+    assert list(records.read_jsonl(path))[-1] == {"a": 2}
 
 
 def test_digests_are_sha256(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from gc25d.train.pace import Pace
 from gc25d.train.segment import Task, prepared_states
 from gc25d.train.segment_data import training_clips
 from gc25d.train.setup import starting_method
+from gc25d.train.state_files import open_state
 from gc25d.train.state_reader import read_whole
-from gc25d.train.states import open_state, state_folder
+from gc25d.train.states import state_folder
 
 pytestmark = pytest.mark.slow
 

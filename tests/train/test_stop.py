@@ -14,7 +14,8 @@ from gc25d.step_settings import TrainStep
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
 from gc25d.train.signals import Preempted
-from gc25d.train.states import open_state, state_folder
+from gc25d.train.state_files import open_state
+from gc25d.train.states import state_folder
 
 STEPS = 12
 SETTINGS = TrainStep.model_validate(

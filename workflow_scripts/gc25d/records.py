@@ -20,6 +20,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gc25d.errors import UserError
+from gc25d.full_disk import naming_full_disk
 
 _ABANDONED_S = 24 * 3600.0
 """Age at which another host's temporary file counts as left behind."""
@@ -31,7 +32,16 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
     On an exception the temporary file is removed and `path` stays as it was. What a killed writer
     of `path` left is removed by the next.
+
+    Raises:
+        UserError: the disk or a quota is full.
     """
+    with naming_full_disk(path), _replacement(path) as temporary:
+        yield temporary
+
+
+@contextlib.contextmanager
+def _replacement(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in _leftovers(path):
         leftover.unlink(missing_ok=True)
@@ -114,18 +124,27 @@ def holds_json(path: Path, value: Any) -> bool:
     return path.exists() and path.read_text(encoding="utf-8") == to_json(value) + "\n"
 
 
+def parse_json(data: bytes) -> Any:
+    """Parse strict JSON.
+
+    Raises:
+        ValueError: it is not JSON, or holds NaN or an infinity.
+    """
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON number")
+
+    return json.loads(data, parse_constant=refuse)
+
+
 def read_json(path: Path) -> Any:
     """Read strict JSON.
 
     Raises:
         UserError: the file is missing, cut, not JSON, or holds NaN or an infinity.
     """
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no JSON number")
-
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+        return parse_json(path.read_bytes())
     except FileNotFoundError:
         raise UserError(f"{path}: not found") from None
     except (ValueError, OSError) as error:
@@ -154,12 +173,30 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one object in a single write, on a line of its own."""
+    """Append one object in a single write. A last line that a kill cut goes first.
+
+    Raises:
+        UserError: the disk or a quota is full.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        file.seek(max(0, file.tell() - 1))
-        after_a_cut_line = file.read(1) not in (b"", b"\n")
-        file.write(b"\n" * after_a_cut_line + to_json(row, indent=None).encode() + b"\n")
+    content = path.read_bytes() if path.exists() else b""
+    whole = _without_cut_line(content)
+    after_a_line = bool(whole) and not whole.endswith(b"\n")
+    with naming_full_disk(path), path.open("ab") as file:
+        if whole != content:
+            file.truncate(len(whole))
+        file.write(b"\n" * after_a_line + to_json(row, indent=None).encode() + b"\n")
+
+
+def _without_cut_line(content: bytes) -> bytes:
+    """JSONL without its last line, unless that is JSON."""
+    ended = content.removesuffix(b"\n")
+    start = ended.rfind(b"\n") + 1
+    try:
+        parse_json(content[start:] or b"{}")
+    except ValueError:
+        return content[:start]
+    return content
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -11,6 +11,7 @@ from gc25d.methods.base import TrainingMethod
 from gc25d.methods.roles import STUDENT
 from gc25d.records import write_json
 from gc25d.step_settings import TrainStep
+from gc25d.train.chain import STATES, segment_folder
 from gc25d.train.ema import with_average
 from gc25d.train.engine import Engine, SharedError
 from gc25d.train.feed import MicroBatches, Span, read_ahead
@@ -20,14 +21,7 @@ from gc25d.train.loop import Cadence, Segment
 from gc25d.train.pace import Pace
 from gc25d.train.results import summary, write_probe, write_weights
 from gc25d.train.segment_data import fixed_validation, schedule, training_clips
-from gc25d.train.segment_states import (
-    STATES,
-    States,
-    averaged_weights,
-    from_first,
-    resume,
-    segment_folder,
-)
+from gc25d.train.segment_states import States, averaged_weights, from_first, resume
 from gc25d.train.setup import build_engine, starting_method
 from gc25d.train.signals import Preempted, Preemption
 

@@ -11,17 +11,16 @@ from torch import Tensor
 from gc25d.errors import UserError
 from gc25d.methods.base import TrainingMethod
 from gc25d.methods.roles import STUDENT
+from gc25d.train.chain import checkpoints
 from gc25d.train.ema import Ema
 from gc25d.train.engine import Engine, SharedError
 from gc25d.train.fragments import EMA, Fragment
+from gc25d.train.state_files import StoredState, open_state
 from gc25d.train.state_reader import load_state, read_whole, shapes_of
 from gc25d.train.state_writer import StateWriter
-from gc25d.train.states import newest_state, newest_step, open_state, state_folder
+from gc25d.train.states import newest_state, state_folder
 
 logger = logging.getLogger(__name__)
-
-STATES = "states"
-ASIDE = "aside"
 
 Found = TypeVar("Found")
 
@@ -75,12 +74,6 @@ class States:
         self.writer.save(step, self.fragments, binding=self.binding, checkpoint=checkpoint)
 
 
-def segment_folder(run: Path, until: int, binding: str) -> Path:
-    """The run's own folder, or one aside for a step behind the chain's newest state."""
-    ahead = newest_step(run / STATES, binding) > until
-    return run / ASIDE / f"step-{until}" if ahead else run
-
-
 def resume(
     method: TrainingMethod,
     engine: Engine,
@@ -98,7 +91,7 @@ def resume(
         UserError: no state is whole although there are some, or they belong to another run.
     """
     began = time.monotonic()
-    state = from_first(engine, lambda: newest_state(roots, until, binding))
+    state = from_first(engine, lambda: find_state(roots, until, binding))
     if state is None:
         return 0
     shapes = {k: v for held in engine.gather(shapes_of(fragments)) for k, v in held.items()}
@@ -109,6 +102,21 @@ def resume(
         "going on from %s, checked and loaded in %.1f s", state.folder, time.monotonic() - began
     )
     return state.step
+
+
+def find_state(roots: Sequence[Path], until: int, binding: str) -> StoredState | None:
+    """The newest whole state, see `newest_state`; tells which checkpoints are trained again."""
+    state = newest_state(roots, until, binding)
+    chain, *aside = roots
+    start = state.step if state else 0
+    again = [step for step in checkpoints(chain.parent) if start < step < until]
+    if again and not aside:
+        logger.warning(
+            "the newest state is of step %d although train/step-%d was trained: the steps between "
+            "are trained again",
+            *(start, again[-1]),
+        )
+    return state
 
 
 def averaged_weights(roots: Sequence[Path], step: int) -> dict[str, Tensor]:

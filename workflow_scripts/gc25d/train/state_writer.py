@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from gc25d.errors import UserError
+from gc25d.full_disk import is_disk_full
 from gc25d.records import to_json, write_json, write_text
 from gc25d.train.fragments import Fragment, total_bytes
 from gc25d.train.host_copies import HostCopies
+from gc25d.train.state_files import MANIFEST, record_name
 from gc25d.train.state_format import (
     PART_BYTES,
     Part,
@@ -29,21 +31,19 @@ from gc25d.train.state_format import (
     part_header,
     parts_of,
     publish,
-    record_name,
     shard_record,
     write_part,
 )
 from gc25d.train.states import (
-    MANIFEST,
     building_folder,
+    make_way,
     own_states,
     prune_states,
     removable_states,
     remove_leftovers,
-    set_aside_foreign,
     state_folder,
 )
-from gc25d.train.storage import check_two_states_fit, disk_full, is_disk_full, make_room
+from gc25d.train.storage import check_two_states_fit, disk_full, make_room
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class StateWriter:
             UserError: two states do not fit.
         """
         if self.rank == 0:
-            present = own_states(self.root, step, binding)
+            present = own_states(self.root, step, binding).folders
             check_two_states_fit(self.root, self._size(fragments), present)
         self._host_copies(self._parts(fragments))
 
@@ -200,7 +200,7 @@ class StateWriter:
         )
         write_json(building / MANIFEST, content)
         folder = state_folder(self.root, step)
-        set_aside_foreign(folder, binding)
+        make_way(folder, binding)
         publish(building, folder)
         prune_states(self.root, step, binding)
 
