@@ -4,10 +4,11 @@ import os
 import shlex
 from pathlib import Path
 
-from gc25d import plan
+from gc25d import config_files, plan
 from gc25d.errors import UserError
 
 try:
+    config_files.check_config(workflow.configfiles, workflow.config_settings.config_args)
     settings = plan.load_settings(config)
     runs = plan.raw_runs(settings)
     plan.write_settings_files(settings)

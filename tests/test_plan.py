@@ -48,7 +48,7 @@ def test_settings_files_are_written_only_when_they_change(
     assert len(written) == 7
     plan.write_settings_files(settings(train={"log_every": 3, "workers": 1, "max_steps": 9}))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == written
-    plan.write_settings_files(settings(prep={"limit": 5}))
+    plan.write_settings_files(settings(prep={"limit": 12}))
     changed = {path for path, time in written.items() if path.stat().st_mtime_ns != time}
     assert changed == {tmp_path / "data/gc25d_v10/settings/index.json"}
 
@@ -57,7 +57,7 @@ def test_a_data_set_may_use_the_runs_of_another_prepared_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    mini = {"dataset": "mini", "prep": {"runs_of": "full", "limit": 5}}
+    mini = {"dataset": "mini", "prep": {"runs_of": "full", "limit": 12}}
     plan.write_settings_files(settings(**mini))
     assert (tmp_path / "data/full/settings/prep.json").exists()
     assert {path.name for path in (tmp_path / "data/mini/settings").iterdir()} == {

@@ -55,7 +55,8 @@ def _explain(problem: dict[str, Any]) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return f"{key}: {message}"
-    return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
+    quoted = ": put it in quotes" if problem["type"] == "string_type" else ""
+    return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}{quoted}"
 
 
 def _keys_beside(path: list[str]) -> list[str]:

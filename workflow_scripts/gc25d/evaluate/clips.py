@@ -47,13 +47,13 @@ class EvaluatedClip:
 
 
 def choose_clips(dataset: ClipDataset, named: Sequence[str], n: int) -> list[str]:
-    """The named clips, each once, or else `n` (all if fewer), round-robin over the runs.
+    """The named clips, each once, or else `n`, round-robin over the runs.
 
     Raises:
-        UserError: a named clip does not exist (close names are given).
+        UserError: a named clip does not exist (close names are given), or there are fewer than `n`.
     """
     if not named:
-        return [dataset.rows[index].clip_id for index in dataset.round_robin(n)]
+        return [dataset.rows[index].clip_id for index in dataset.round_robin(n, "evaluation.n")]
     return [dataset.clip(clip_id).clip_id for clip_id in dict.fromkeys(named)]
 
 
