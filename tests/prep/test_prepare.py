@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from gc25d.capture.format import read_cameras
+from gc25d.errors import UserError
 from gc25d.geometry.ground import ground_points
 from gc25d.prep.codec import DctCodec
 from gc25d.prep.prepare import prepare_run
@@ -205,13 +206,15 @@ def test_the_reserved_key_is_the_empty_prompt(tmp_path, raw_run):
     assert prepare(run).rows[0]["prompts"] == {"NULL_PROMPT": "", "unlisted": "unlisted"}
 
 
-def test_latents_that_are_not_finite_drop_the_clip(tmp_path, raw_run):
+def test_latents_that_are_not_finite_are_an_error_that_names_the_clip(tmp_path, raw_run):
     class Broken(DctCodec):
         def encode(self, frames):
-            return super().encode(frames) * torch.nan
+            latents = super().encode(frames)
+            latents[3, 1, 0, 1] = torch.inf
+            return latents
 
-    rows = prepare_run(raw_run(tmp_path / "raw"), "maze__run-000", *SHAPE, Broken).rows
-    assert all(row["drop"] and "NaN" in row["reason"] for row in rows)
+    with pytest.raises(UserError, match="clip maze__run-000__000000: latents: 1 of 384 values"):
+        prepare_run(raw_run(tmp_path / "raw"), "maze__run-000", *SHAPE, Broken)
 
 
 def test_a_fault_of_the_settings_is_no_fault_of_the_run(tmp_path, raw_run):

@@ -112,3 +112,13 @@ def test_a_word_sounds_the_same_in_every_place():
     tokens, places = encoder.encode("go on go"), encoder.encode(" " * 8)
     assert torch.allclose(tokens[:2] - places[:2], tokens[6:] - places[6:], atol=1e-6)
     assert not torch.allclose(tokens[1] - places[1], tokens[3] - places[3], atol=1e-1)  # o, o
+
+
+def test_an_embedding_that_is_not_finite_is_an_error_that_names_the_key():
+    class Broken(ByteEncoder):
+        def encode(self, prompt):
+            tokens = super().encode(prompt)
+            return tokens * torch.nan if prompt == "hit it" else tokens
+
+    with pytest.raises(UserError, match="embedding of text key 'attack': 48 of 48 values"):
+        build_table({"walk": "go", "attack": "hit it"}, Broken(8, 8), 8)

@@ -18,5 +18,5 @@ def check_finite(tensor: Tensor, what: str, remedy: str) -> None:
     """
     finite = tensor.isfinite()
     if not finite.all():
-        bad = tensor.numel() - int(finite.sum())
-        raise UserError(f"{what}: {bad} of {tensor.numel()} values are not finite: {remedy}")
+        bad, count = tensor.numel() - int(finite.sum()), tensor.numel()
+        raise UserError(f"{what}: {bad} of {count} values are NaN or an infinity: {remedy}")

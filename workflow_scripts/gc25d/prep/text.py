@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from gc25d.errors import UserError
+from gc25d.finite import check_finite
 from gc25d.prep.umt5 import Umt5Encoder
 from gc25d.tensors import open_tensors, write_tensors
 
@@ -119,7 +120,7 @@ def build_table(prompts: Mapping[str, str], encoder: TextEncoder, length: int) -
     """Encode `prompts` (text key → text) and the empty prompt, each distinct text once.
 
     Raises:
-        UserError: the key NULL_PROMPT is given a text.
+        UserError: the key NULL_PROMPT is given a text, or an embedding is not finite.
     """
     if prompts.get(NULL_PROMPT, ""):
         raise UserError(
@@ -135,6 +136,7 @@ def build_table(prompts: Mapping[str, str], encoder: TextEncoder, length: int) -
     lengths = torch.zeros(len(keys), dtype=torch.int64)
     for row, key in enumerate(keys):
         tokens = encoded[texts[key]]
+        check_finite(tokens, f"embedding of text key {key!r}", "check the encoder's weights")
         embeddings[row, : len(tokens)] = tokens.to(torch.bfloat16)
         lengths[row] = len(tokens)
     return TextTable(embeddings, lengths, keys)
