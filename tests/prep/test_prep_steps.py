@@ -88,6 +88,20 @@ def test_a_limit_keeps_as_many_of_each_split(build):
     assert [len(ClipDataset(root, split)) for split in ("train", "val")] == [1, 1]
 
 
+def test_cut_prompts_are_a_warning_and_a_fault_under_strict(build, monkeypatch, capsys):
+    """The capture's prompts: "walk on" has 7 bytes, "stand still" 11."""
+    monkeypatch.setitem(SETTINGS["text"]["text"], "length", 8)
+    root = build()
+    said = "text key 'stop': its prompt has 11 tokens and is cut to the first 8: raise"
+    assert f"WARNING: faults (1): {said}" in capsys.readouterr().err
+    assert json.loads((root / "READY").read_text())["faults"] == 1
+    with pytest.raises(SystemExit):
+        build("strict", strict=True)
+    assert said in capsys.readouterr().err.partition("prep.strict allows none")[2]
+    monkeypatch.setitem(SETTINGS["text"]["text"], "length", 11)
+    build("long", strict=True)
+
+
 def test_a_data_set_that_shares_another_s_runs_reads_them_there(build, tmp_path, monkeypatch):
     full, mini = build("full"), tmp_path / "mini"
     shutil.copytree(full / "text", mini / "text")
