@@ -327,7 +327,11 @@ def references_path(settings: Settings, device: str, repository: Path) -> Path:
 
 
 def cache_environment(settings: Settings) -> dict[str, str]:
-    """Variables that keep every cache and temporary file below `cache_root`, and hubs off."""
+    """Variables that keep every cache and temporary file below `cache_root`, and hubs off.
+
+    ViZDoom loads OpenAL even without sound, and PulseAudio's client then writes into the home
+    directory: no driver of OpenAL's is used.
+    """
     root = Path(settings.cache_root).resolve()
     folders = {
         "HF_HOME": "huggingface",
@@ -340,4 +344,5 @@ def cache_environment(settings: Settings) -> dict[str, str]:
     }
     (root / folders["TMPDIR"]).mkdir(parents=True, exist_ok=True)
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return {name: str(root / folder) for name, folder in folders.items()} | offline
+    silent = {"ALSOFT_DRIVERS": "null"}
+    return {name: str(root / folder) for name, folder in folders.items()} | offline | silent
