@@ -1,5 +1,6 @@
 import io
 import json
+import logging
 import tarfile
 
 import numpy as np
@@ -52,6 +53,17 @@ def test_a_run_becomes_latents_ids_cameras_and_rows(tmp_path, raw_run):
         assert (row["text_keys"], row["ground_z"]) == (["go", "stop"], 6.0)  # median of 4 and 8
         assert (row["drop"], row["reason"], row["shape"]) == (False, "", [5, 32, 32])
         json.dumps(row, allow_nan=False)
+
+
+def test_stretched_pictures_are_a_warning(tmp_path, raw_run, caplog):
+    """48 rows become 64: 4/3. 96 columns come from 72 of the 80, so 4 are left on each side."""
+    run = raw_run(tmp_path / "raw")
+    with caplog.at_level(logging.WARNING):
+        prepare_run(run, "maze__run-000", 5, 32, 64, DctCodec)
+        assert caplog.text == ""
+        prepare_run(run, "maze__run-000", 5, 64, 96, DctCodec)
+    assert "run maze__run-000: its pictures are stretched (80x48 → 96x64: 4 columns" in caplog.text
+    assert "scaled by 1.333" in caplog.text
 
 
 def test_clips_take_their_own_frames(tmp_path, raw_run):

@@ -6,7 +6,8 @@ Inputs:   --settings  the step's settings (splits, buried clips, limit, strict, 
           --table     the text table
           --root      the data folder
 Outputs:  --clips     index/clips.jsonl, one row a clip, sorted by clip id
-          --ready     READY: counts, geometry, steps per epoch, fingerprint; written last
+          --ready     READY: counts, each run's cropping and scaling, geometry, steps per epoch,
+                      fingerprint; written last
 
 Validation runs or buried clips that do not exist are errors, and so is a split without clips.
 Faults of clips and runs (docs/dataset.md) are reported, and are errors when `strict` is set.
@@ -36,6 +37,7 @@ from gc25d.prep.index import (
     equal_clips,
     failed_runs,
     fingerprint,
+    picture_views,
 )
 from gc25d.prep.store import tensor_names
 from gc25d.prep.text import cut_faults, read_table
@@ -77,6 +79,7 @@ def main(arguments: argparse.Namespace) -> None:
         {
             "counts": counts,
             "failed_runs": failed_runs(rows),
+            "pictures": picture_views(rows),
             "faults": len(faults) + len(cut) + len(twins),
             "geometry": geometry,
             "steps_per_epoch": schedule.steps_per_epoch,
