@@ -7,11 +7,12 @@ from pathlib import Path
 
 from snakemake.settings.types import DeploymentMethod
 
-from gc25d import plan
+from gc25d import config_files, plan
 from gc25d.errors import UserError
 from gc25d.workflow import settings_files
 
 try:
+    config_files.check_config(workflow.configfiles, workflow.config_settings.config_args)
     settings = plan.load_settings(config)
     runs = plan.raw_runs(settings)
     contents = settings_files.settings_contents(settings)

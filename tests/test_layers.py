@@ -12,6 +12,8 @@ LAYERS = (
     (
         "errors",
         "cells",
+        "config_files",
+        "finite",
         "shapes",
         "settings",
         "settings_base",
@@ -38,6 +40,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 NO_TORCH = (
     "errors",
     "cells",
+    "config_files",
     "settings",
     "settings_base",
     "settings_training",
@@ -94,5 +97,5 @@ def test_rules_reach_only_modules_without_torch() -> None:
         for line in path.read_text().splitlines()
         if line.startswith(("from gc25d", "import gc25d"))
     }
-    allowed = {"from gc25d import plan", "from gc25d.errors import UserError"}
+    allowed = {"from gc25d import config_files, plan", "from gc25d.errors import UserError"}
     assert used == allowed

@@ -48,7 +48,7 @@ def test_settings_files_are_written_only_when_they_change(
     assert len(written) == 7
     plan.write_settings_files(settings(train={"log_every": 3, "workers": 1, "max_steps": 9}))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == written
-    plan.write_settings_files(settings(prep={"limit": 5}))
+    plan.write_settings_files(settings(prep={"limit": 12}))
     changed = {path for path, time in written.items() if path.stat().st_mtime_ns != time}
     assert changed == {tmp_path / "data/gc25d_v10/settings/index.json"}
 
@@ -57,7 +57,7 @@ def test_a_data_set_may_use_the_runs_of_another_prepared_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    mini = {"dataset": "mini", "prep": {"runs_of": "full", "limit": 5}}
+    mini = {"dataset": "mini", "prep": {"runs_of": "full", "limit": 12}}
     plan.write_settings_files(settings(**mini))
     assert (tmp_path / "data/full/settings/prep.json").exists()
     assert {path.name for path in (tmp_path / "data/mini/settings").iterdir()} == {
@@ -259,3 +259,10 @@ def test_a_placed_state_is_where_the_chain_begins(
     # 6 starts from the placed 5; 9 from 6; 3 lies behind it and is trained from the start.
     assert [plan.needed_before(step, 3) for step in (3, 5, 6, 7, 9)] == [0, 0, 0, 6, 6]
     assert [plan.resumed_step(step, 3) for step in (3, 5, 6, 7, 9)] == [0, 3, 5, 6, 6]
+
+
+def test_caches_lie_in_one_folder_and_sound_writes_nothing(tmp_path: Path) -> None:
+    found = plan.cache_environment(settings(cache_root=str(tmp_path)))
+    folders = {name: value for name, value in found.items() if value.startswith(str(tmp_path))}
+    assert {"HF_HOME", "MPLCONFIGDIR", "TMPDIR", "XDG_CACHE_HOME"} <= set(folders)
+    assert found["ALSOFT_DRIVERS"] == "null"  # else PulseAudio's client makes ~/.config/pulse

@@ -2,10 +2,13 @@
 
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from gc25d.errors import UserError
+from gc25d.methods import ode_paths, ode_solver
 from gc25d.records import digest_file, read_csv, read_json, write_json
 from gc25d.step_settings import TrainStep, step_json
 from gc25d.steps import build_ode_cache
@@ -105,3 +108,21 @@ def test_paths_are_built_once_and_by_shares(
     other = settings.model_copy(update={"train": settings.train.model_copy(update={"seed": 1})})
     with pytest.raises(UserError, match="made with seed 0, this run needs 1"):
         build_cache(other, small_dataset, tmp_path)
+
+
+def test_a_path_that_is_not_finite_is_an_error_that_names_the_clip(
+    small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflowing(*given: Any) -> torch.Tensor:
+        paths = ode_solver.solve(*given)
+        paths[1, 2, 0] = torch.inf  # of the second clip, a channel of the last point
+        return paths
+
+    monkeypatch.setattr(ode_paths, "solve", overflowing)
+    settings = settings_of("wan", "kd", tmp_path / "ode_paths")
+    # [3, 48, 3, 4, 4] = 6,912 values, of which a channel of a point has 3 · 4 · 4
+    said = "clip castle__run-000__000009: the teacher's path: 48 of 6912 values"
+    with pytest.raises(UserError, match=said):
+        build_cache(settings, small_dataset, tmp_path)
+    written = {path.name for path in (tmp_path / "ode_paths/paths").iterdir()}
+    assert written == {"000000.safetensors"}

@@ -242,6 +242,30 @@ def test_a_typo_in_the_settings_is_named_before_anything_starts(tmp_path: Path) 
     assert list(tmp_path.glob("train*")) == []
 
 
+def test_what_a_loader_would_lose_is_named_before_anything_starts(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("train: {lr: 0.5}\ntrain: {max_steps: 3}\n")
+    said = refuse(tmp_path, "-n", "sft_v10", "--configfile", str(mine))
+    assert f"{mine}, line 2: train stands twice, first in line 1" in said
+    said = refuse(tmp_path, "-n", "sft_v10", "--config", "train={lr: 1, lr: 2}")
+    assert "train.lr stands twice" in said
+    assert [path.name for path in tmp_path.iterdir() if path.name[0] != "."] == ["mine.yaml"]
+
+
+def test_the_home_directory_gets_snakemakes_own_cache_at_most(tmp_path: Path) -> None:
+    """docs/cluster.md: it is made before the rules are read, and XDG_CACHE_HOME moves it."""
+    for name, env in (("plain", {}), ("moved", {"XDG_CACHE_HOME": str(tmp_path / "elsewhere")})):
+        home, run = tmp_path / name, tmp_path / f"run-{name}"
+        home.mkdir()
+        target = run / "raw/vizdoom/deadly_corridor/run-000/meta.json"
+        done = snakemake(run, str(target.relative_to(run)), env={"HOME": str(home), **env})
+        assert done.returncode == 0, done.stdout
+        assert target.exists()
+        found = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
+        assert {path for path in found if not path.startswith(".cache/snakemake/")} == set()
+        assert (not list(home.iterdir())) == (name == "moved")
+
+
 def test_the_cluster_profile_asks_for_nodes_gpus_and_time(finished: Path, tmp_path: Path) -> None:
     pytest.importorskip("snakemake_executor_plugin_slurm")
     cluster = "hardware={nodes: 2, gpus_per_node: 8, gpu_type: h200, train_hours: 6}"

@@ -52,7 +52,8 @@ def _explain(problem: dict[str, Any]) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return f"{key}: {message}"
-    return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
+    quoted = ": put it in quotes" if problem["type"] == "string_type" else ""
+    return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}{quoted}"
 
 
 def _keys_beside(path: list[str]) -> list[str]:
@@ -301,7 +302,11 @@ def references_path(settings: Settings, device: str, repository: Path) -> Path:
 
 
 def cache_environment(settings: Settings) -> dict[str, str]:
-    """Variables that keep every cache and temporary file below `cache_root`, and hubs off."""
+    """Variables that keep every cache and temporary file below `cache_root`, and hubs off.
+
+    ViZDoom loads OpenAL even without sound, and PulseAudio's client then writes into the home
+    directory: no driver of OpenAL's is used.
+    """
     root = Path(settings.cache_root).resolve()
     folders = {
         "HF_HOME": "huggingface",
@@ -313,4 +318,5 @@ def cache_environment(settings: Settings) -> dict[str, str]:
         "XDG_CACHE_HOME": "xdg",
     }
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return {name: str(root / folder) for name, folder in folders.items()} | offline
+    silent = {"ALSOFT_DRIVERS": "null"}
+    return {name: str(root / folder) for name, folder in folders.items()} | offline | silent

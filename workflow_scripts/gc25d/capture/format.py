@@ -17,7 +17,7 @@ from PIL import Image
 from pydantic import Field, TypeAdapter, ValidationError
 
 from gc25d.capture.arrays import frames_of, read_array, write_arrays
-from gc25d.capture.classes import PARTS
+from gc25d.capture.checks import check_cameras, check_capsules, check_parts
 from gc25d.capture.images import decode_stencil, encode_frame, encode_stencil, open_frame
 from gc25d.capture.tars import Series, index_series, write_series
 from gc25d.errors import UserError
@@ -180,12 +180,7 @@ class CameraFile:
     def of(self, start: int = 0, count: int | None = None) -> Float64[np.ndarray, "T 4 4"]:
         """Cameras of the `count` frames from `start`, by default all; only those are checked."""
         chosen = frames_of(self.world_to_clip, self.path, start, count)
-        bad = ~np.isfinite(chosen).all(axis=(1, 2))
-        if bad.any():
-            raise UserError(
-                f"{self.path}: the camera of frame {start + int(bad.argmax())} holds NaN or an "
-                "infinity: drop the clips that use it, or capture the run again"
-            )
+        check_cameras(chosen, self.path, start)
         return chosen
 
 
@@ -207,19 +202,9 @@ class SkeletonFile:
     def of(self, start: int = 0, count: int | None = None) -> Skeletons:
         """Skeletons of the `count` frames from `start`, by default all."""
         part = self.skeletons.part
-        known = np.isin(part, list(PARTS.values()))
-        if not known.all():
-            raise UserError(
-                f"{self.path}: part {int(part[~known][0])}, expected {min(PARTS.values())}.."
-                f"{max(PARTS.values())}: correct the exporter"
-            )
+        check_parts(part, self.path)
         chosen = frames_of(self.skeletons.capsules, self.path, start, count)
-        infinite = np.isinf(chosen).any(axis=(1, 2))
-        if infinite.any():
-            raise UserError(
-                f"{self.path}: a capsule of frame {start + int(infinite.argmax())} holds an "
-                "infinity, expected cm, or NaN where it is absent: correct the exporter"
-            )
+        check_capsules(chosen, self.path, start)
         return Skeletons(chosen, part)
 
 
