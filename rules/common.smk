@@ -58,11 +58,6 @@ def checkpoint_before(wildcards):
     return {"before": ancient(plan.weights_file(step))} if step else {}
 
 
-def resumed_step(wildcards):
-    """The chain's checkpoint from which a segment starts; 0 is the start."""
-    return plan.resumed_step(int(wildcards.step), settings.train.checkpoint_every)
-
-
 def verification(wildcards):
     """An export is sampled only after it was verified; the starting weights have none."""
     step = wildcards.checkpoint.removeprefix("step-")

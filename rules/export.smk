@@ -75,6 +75,8 @@ rule verify_export:
         export="exports/step-{step}.safetensors",
         weights="train/step-{step}/weights.safetensors",
         probe="train/step-{step}/probe.safetensors",
+        done=ancient("train/step-{step}/done.json"),
+        binding=ancient("train/binding.json"),
         settings="train/settings.json",
     output:
         report="verify/step-{step}.json",
@@ -86,9 +88,14 @@ rule verify_export:
         gpu=one_gpu,
         mem_mb=60_000 if settings.model.size == "5b" else 2000,
         runtime=30,
+    params:
+        **EXPORT_PARAMS,
+        average="",
     shell:
-        "python -m gc25d.steps.verify --settings {input.settings:q} --export {input.export:q}"
-        " --weights {input.weights:q} --probe {input.probe:q} --step {wildcards.step}"
+        "python -m gc25d.steps.verify --settings {input.settings:q} --binding {input.binding:q}"
+        " --export {input.export:q} --weights {input.weights:q} --probe {input.probe:q}"
+        " --done {input.done:q} --step {wildcards.step} {params.average}"
+        " --dataset {params.data:q} --data-root {params.data_root:q}"
         " --out {output.report:q} --log {log:q}"
 
 
@@ -97,8 +104,13 @@ use rule verify_export as verify_ema with:
         export="exports/step-{step}-ema.safetensors",
         weights="train/step-{step}/ema.safetensors",
         probe="train/step-{step}/ema_probe.safetensors",
+        done=ancient("train/step-{step}/done.json"),
+        binding=ancient("train/binding.json"),
         settings="train/settings.json",
     output:
         report="verify/step-{step}-ema.json",
     log:
         "logs/export/verify-{step}-ema.log",
+    params:
+        **EXPORT_PARAMS,
+        average="--average",

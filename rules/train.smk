@@ -67,7 +67,6 @@ rule train_segment:
         runtime=round(60 * hardware.train_hours),
     params:
         data=dataset_folder,
-        resumed_step=resumed_step,
         cpus=cpus_per_node,
         free=(
             f"--micro-batch {train.micro_batch} --save-every {train.save_every}"
@@ -82,6 +81,6 @@ rule train_segment:
     shell:
         "exec python -m gc25d.steps.train --settings {input.settings:q} --binding {input.binding:q}"
         " --data {params.data:q} --until {wildcards.step}"
-        " --resumed-step {params.resumed_step} --cpus-per-node {params.cpus} {params.free}"
+        " --cpus-per-node {params.cpus} {params.free}"
         " --weights {output.weights:q} --probe {output.probe:q}"
         " --done {output.done:q} --log {log:q}"

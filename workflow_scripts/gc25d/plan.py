@@ -176,12 +176,6 @@ def placed_step() -> int:
     return int(read_json(PLACED)["step"]) if PLACED.exists() else 0
 
 
-def resumed_step(step: int, every: int) -> int:
-    """The checkpoint, or the placed state, from which a segment that ends at `step` starts."""
-    placed = placed_step()
-    return max(checkpoint_before(step, every), placed if placed < step else 0)
-
-
 def needed_before(step: int, every: int) -> int:
     """The checkpoint that must be trained before `step`, 0 for none.
 

@@ -38,6 +38,8 @@ class StoredState:
     """Digest of the settings and data that it belongs to."""
     records: Mapping[str, Mapping[str, Any]]
     """Each process's record: file name → size and SHA-256."""
+    segment_start: int | None = None
+    """Step at which the segment began that saved it; None where an earlier version did."""
 
 
 def state_folder(root: Path, step: int) -> Path:
@@ -63,8 +65,8 @@ def open_state(folder: Path) -> StoredState:
     content = {key: value for key, value in sealed.items() if key != "sha256"}
     if sealed != seal(content) or content["step"] != _step(folder):
         raise UserError(f"{path}: does not match its own digest: restore or delete {folder}")
-    known = (content[key] for key in ("step", "checkpoint", "binding", "records"))
-    return StoredState(folder, *known)
+    known = {key: content[key] for key in ("step", "checkpoint", "binding", "records")}
+    return StoredState(folder, **known, segment_start=content.get("segment_start"))
 
 
 def seal(content: dict[str, Any]) -> dict[str, Any]:
@@ -110,6 +112,21 @@ def newest_state(roots: Sequence[Path], until: int, binding: str) -> StoredState
             "training never starts over by itself"
         )
     return None
+
+
+def segment_start(state: StoredState, roots: Sequence[Path], until: int) -> int:
+    """Where the segment began, or begins, that goes on from `state` to step `until`.
+
+    Not where an attempt starts: a killed segment goes on from a state that it saved itself, which
+    says where the segment began. Only a segment's end is a checkpoint to begin at.
+    """
+    if state.checkpoint and state.step < until:
+        return state.step
+    if state.segment_start is not None:
+        return state.segment_start
+    earlier = [f for root in roots for f in own_states(root, state.step - 1, state.binding)]
+    whole = (found for folder in earlier if (found := _state_of_right_size(folder)))
+    return max((found.step for found in whole if found.checkpoint), default=0)
 
 
 def newest_step(root: Path, binding: str) -> int:
