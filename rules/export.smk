@@ -69,6 +69,31 @@ rule export_base:
         " --out {output.export:q} --log {log:q}"
 
 
+# A verified export for other programs: Wan's native shards, or diffusers' transformer/ folder.
+rule export_layout:
+    input:
+        export="exports/{checkpoint}.safetensors",
+        report="verify/{checkpoint}.json",
+    output:
+        folder=directory("exports/{checkpoint}/{layout}"),
+    log:
+        "logs/export/{checkpoint}-{layout}.log",
+    wildcard_constraints:
+        checkpoint=r"step-[1-9]\d*(-ema)?",
+        layout="native|diffusers",
+    conda:
+        "../envs/environment.yaml"
+    resources:
+        mem_mb=30_000 if settings.model.size == "5b" else 2000,
+        runtime=30,
+    params:
+        text_length=settings.prep.text.length,
+    shell:
+        "python -m gc25d.steps.export_layout --export {input.export:q} --report {input.report:q}"
+        " --layout {wildcards.layout} --text-length {params.text_length}"
+        " --out {output.folder:q} --log {log:q}"
+
+
 # Everything in the report comes from the written file, read again in a fresh process.
 rule verify_export:
     input:

@@ -20,6 +20,16 @@ def load_model(path: Path, device: torch.device) -> nn.Module:
     Raises:
         UserError: no whole `.safetensors`, or no export of this project.
     """
+    config, tensors = read_export(path)
+    return model_from_tensors(config, tensors, device)
+
+
+def read_export(path: Path) -> tuple[AnyConfig, dict[str, Tensor]]:
+    """The configuration of an exported model and its tensors, memory-mapped.
+
+    Raises:
+        UserError: no whole `.safetensors`, or no export of this project.
+    """
     metadata = read_metadata(path)
     if metadata.get("vocab") not in VOCABS:
         raise UserError(
@@ -28,10 +38,9 @@ def load_model(path: Path, device: torch.device) -> nn.Module:
         )
     tensors = read_tensors(path)
     try:
-        config = export_config(metadata, tensors)
+        return export_config(metadata, tensors), tensors
     except (KeyError, ValueError) as error:
         raise UserError(f"{path}: its metadata describes no model ({error})") from None
-    return model_from_tensors(config, tensors, device)
 
 
 def export_config(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> AnyConfig:
