@@ -151,7 +151,7 @@ def options_of(run: Path, data: Path, arguments: Namespace) -> list[str]:
     gpus = arguments.processes if arguments.device == "cuda" else 0
     out = run / f"step-{arguments.until}"
     values = {
-        **{"until": arguments.until, "resumed-step": 0, "micro-batch": 1, "nodes": 1},
+        **{"until": arguments.until, "micro-batch": 1, "nodes": 1},
         **{"save-every": arguments.until // 2, "validate-every": arguments.until},
         **{"log-every": 1, "workers": 4, "processes": arguments.processes},
         **{"gpus-per-node": gpus, "engine": arguments.engine, "kernels": arguments.kernels},

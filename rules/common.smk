@@ -12,7 +12,9 @@ from gc25d.errors import UserError
 from gc25d.workflow import settings_files
 
 try:
-    config_files.check_config(workflow.configfiles, workflow.config_settings.config_args)
+    config_files.check_config(
+        workflow.configfiles, workflow.config_settings.config_args
+    )
     settings = plan.load_settings(config)
     runs = plan.raw_runs(settings)
     contents = settings_files.settings_contents(settings)
@@ -97,25 +99,42 @@ def before_training(wildcards):
         return {}
     before = plan.needed_before(step, settings.train.checkpoint_every)
     chain = {"before": plan.weights_file(before)} if before else {}
-    return {**chain, **binding_and_settings(wildcards), "paths": cached_paths()}
+    return {**chain, **binding_and_settings(), "paths": cached_paths()}
 
 
-def binding_and_settings(wildcards):
+def binding_and_settings():
     """What a run is bound to."""
     return {"binding": "train/binding.json", "settings": steps["train"]}
 
 
+def binding_of(result):
+    """What a run is bound to, as long as a result of it is missing: its content never changes."""
+    return binding_and_settings() if settings_files.missing([result]) else {}
+
+
 def before_export(wildcards):
-    """The binding, as long as the export of a checkpoint is missing: its content never changes."""
-    name = "base" if not wildcards.get("step") else f"step-{wildcards.step}"
-    export = f"exports/{name}.safetensors"
-    return binding_and_settings(wildcards) if settings_files.missing([export]) else {}
+    """The binding, as long as the export is missing."""
+    return binding_of(f"exports/step-{wildcards.step}.safetensors")
 
 
 def before_export_ema(wildcards):
-    """As `before_export`, of the moving average."""
-    export = f"exports/step-{wildcards.step}-ema.safetensors"
-    return binding_and_settings(wildcards) if settings_files.missing([export]) else {}
+    """The binding, as long as the export of the moving average is missing."""
+    return binding_of(f"exports/step-{wildcards.step}-ema.safetensors")
+
+
+def before_export_base(wildcards):
+    """The binding, as long as the export of the starting weights is missing."""
+    return binding_of("exports/base.safetensors")
+
+
+def before_verification(wildcards):
+    """The binding, as long as the report is missing."""
+    return binding_of(f"verify/step-{wildcards.step}.json")
+
+
+def before_verification_ema(wildcards):
+    """The binding, as long as the report of the moving average is missing."""
+    return binding_of(f"verify/step-{wildcards.step}-ema.json")
 
 
 def cached_paths():
@@ -130,11 +149,6 @@ def before_paths(wildcards):
     if not settings_files.missing([f"{settings.train.kd.cache}/COMPLETE"]):
         return {}
     return {"ready": ready, "binding": "train/binding.json"}
-
-
-def resumed_step(wildcards):
-    """The chain's checkpoint from which a segment starts; 0 is the start."""
-    return plan.resumed_step(int(wildcards.step), settings.train.checkpoint_every)
 
 
 def verification(wildcards):

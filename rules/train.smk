@@ -64,7 +64,6 @@ rule train_segment:
     params:
         data=dataset_folder,
         reads=read_folders,
-        resumed_step=resumed_step,
         cpus=cpus_per_node,
         free=(
             f"--micro-batch {train.micro_batch} --save-every {train.save_every}"
@@ -78,7 +77,7 @@ rule train_segment:
     # exec: a request to stop reaches the trainer, no shell between dies of it.
     shell:
         "exec python -m gc25d.steps.train --settings train/settings.json"
-        " --binding train/binding.json --data {params.data:q} --reads {params.reads:q} --until {wildcards.step}"
-        " --resumed-step {params.resumed_step} --cpus-per-node {params.cpus} {params.free}"
+        " --binding train/binding.json --data {params.data:q} --reads {params.reads:q}"
+        " --until {wildcards.step} --cpus-per-node {params.cpus} {params.free}"
         " --weights {output.weights:q} --probe {output.probe:q}"
         " --done {output.done:q} --log {log:q}"

@@ -258,7 +258,6 @@ def test_a_placed_state_is_where_the_chain_begins(
     write_json(plan.PLACED, {"step": 5})
     # 6 starts from the placed 5; 9 from 6; 3 lies behind it and is trained from the start.
     assert [plan.needed_before(step, 3) for step in (3, 5, 6, 7, 9)] == [0, 0, 0, 6, 6]
-    assert [plan.resumed_step(step, 3) for step in (3, 5, 6, 7, 9)] == [0, 3, 5, 6, 6]
 
 
 def test_caches_lie_in_one_folder_and_sound_writes_nothing(tmp_path: Path) -> None:

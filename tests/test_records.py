@@ -149,3 +149,22 @@ def test_a_lock_is_held_across_processes_and_dies_with_its_holder(tmp_path: Path
         holder.kill()
     with records.locked(path, wait_s=5, held="x"):
         pass
+
+
+def test_the_next_writer_of_a_folder_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    code = (
+        "import os, pathlib, sys\n"
+        "from gc25d.records import atomic_folder\n"
+        "with atomic_folder(pathlib.Path(sys.argv[1])) as building:\n"
+        "    (building / 'half').write_text('half')\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(folder)]).returncode == -9
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".a.")
+    for text in ("first", "second"):
+        with records.atomic_folder(folder) as building:
+            (building / text).write_text(text)
+            assert not (folder / text).exists()
+        assert [p.name for p in tmp_path.rglob("*")] == ["a", text]

@@ -54,7 +54,7 @@ def train(settings: TrainStep, data: Path, run: Path, until: int) -> str:
         folder / "weights.safetensors", folder / "probe.safetensors", folder / "done.json"
     )
     pace = Pace(micro_batch=1, save_every=STOP, validate_every=STEPS, log_every=STEPS, workers=0)
-    train_segment(settings, data, run, Task(until, 0, "b"), pace, files)
+    train_segment(settings, data, run, Task(until, "b"), pace, files)
     return digest_file(files.weights)
 
 

@@ -38,7 +38,7 @@ def train(data: Path, run: Path) -> list[str]:
         *(folder / name for name in ("weights.safetensors", "probe.safetensors", "done.json"))
     )
     pace = Pace(micro_batch=4, save_every=100, validate_every=100, log_every=1, workers=0)
-    train_segment(SETTINGS, data, run, Task(STEPS, 0, "b"), pace, files)
+    train_segment(SETTINGS, data, run, Task(STEPS, "b"), pace, files)
     return [digest_file(files.weights), digest_file(files.ema)]
 
 

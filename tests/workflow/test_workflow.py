@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gc25d.model.weights import base_shapes
 from gc25d.records import digest_file, read_csv, read_json, read_jsonl
+from gc25d.tensors import read_tensors
 
 ROOT = Path(__file__).parents[2]
 SMALL = Path(__file__).with_name("small.yaml")
@@ -192,9 +194,21 @@ def test_base_weights_are_evaluated_alike(run: Path) -> None:
 def test_an_early_step_trains_only_that_far(finished: Path, tmp_path: Path) -> None:
     for part in ("raw", "data"):
         shutil.copytree(finished / part, tmp_path / part)
-    succeed(tmp_path, "exports/step-1.safetensors")
+    succeed(tmp_path, "eval/step-1/metrics.json")
+    assert read_json(tmp_path / "verify/step-1.json")["metadata"]["step"] == "1"
     assert [row["step"] for row in read_csv(tmp_path / "train/train_log.csv")] == ["1"]
     assert [p.name for p in (tmp_path / "train").glob("step-*")] == ["step-1"]
+
+
+def test_a_verified_export_is_written_for_other_programs(run: Path) -> None:
+    folders = ("exports/step-4/native/", "exports/step-4/diffusers/")
+    assert jobs(run, *folders) == {"export_layout": 2, "total": 2}
+    succeed(run, *folders)
+    exported = read_tensors(run / FINAL)
+    for name in folders:
+        shapes = base_shapes(run / name)
+        assert shapes == {key: tuple(tensor.shape) for key, tensor in exported.items()}
+    assert NOTHING in succeed(run, *folders)
 
 
 def test_the_report_is_one_page_with_curves_and_videos(run: Path) -> None:

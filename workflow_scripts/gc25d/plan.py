@@ -174,12 +174,6 @@ def placed_step() -> int:
     return int(read_json(PLACED)["step"]) if PLACED.exists() else 0
 
 
-def resumed_step(step: int, every: int) -> int:
-    """The checkpoint, or the placed state, from which a segment that ends at `step` starts."""
-    placed = placed_step()
-    return max(checkpoint_before(step, every), placed if placed < step else 0)
-
-
 def checkpoint_files(step: int, *, averaged: bool) -> list[Path]:
     """The files of a checkpoint; with `train.ema` the moving average is among them."""
     names = ["weights.safetensors", "probe.safetensors", "done.json"]

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,6 +58,31 @@ def _replacement(path: Path) -> Iterator[Path]:
         fsync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside `path`; rename it into place on success, in place of an older one.
+
+    Whoever fills it brings the files to disk. On an exception the new folder is removed and `path`
+    stays as it was. What a killed writer of `path` left is removed by the next.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in _leftovers(path):
+        shutil.rmtree(leftover, ignore_errors=True)
+    stem = f".{path.name}.{_host()}-{os.getpid()}-"
+    building, replaced = (path.with_name(f"{stem}{part}.tmp") for part in ("new", "old"))
+    building.mkdir()
+    try:
+        yield building
+        fsync(building)
+        if path.exists():
+            path.rename(replaced)
+        building.rename(path)
+        fsync(path.parent)
+    finally:
+        for temporary in (building, replaced):
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _leftovers(path: Path) -> list[Path]:

@@ -11,7 +11,7 @@ and starts gc25d.steps.train_rank once for each GPU, on several nodes through `s
 failed.
 
     python -m gc25d.steps.train --settings train/settings.json --binding train/binding.json \
-        --data data/gc25d_v10 --until 200 --resumed-step 0 --micro-batch 8 --save-every 50 \
+        --data data/gc25d_v10 --until 200 --micro-batch 8 --save-every 50 \
         --validate-every 100 --log-every 10 --workers 0 --engine plain --nodes 1 --processes 1 \
         --gpus-per-node 0 --weights train/step-200/weights.safetensors \
         --probe train/step-200/probe.safetensors --done train/step-200/done.json

@@ -8,7 +8,7 @@ from gc25d.train.launch import Layout
 
 PATHS = ("settings", "binding", "data", "weights", "probe", "done")
 NUMBERS = ("until", "micro-batch", "save-every", "validate-every", "log-every", "workers")
-PLACES = ("resumed-step", "nodes", "gpus-per-node", "processes")
+PLACES = ("nodes", "gpus-per-node", "processes")
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:

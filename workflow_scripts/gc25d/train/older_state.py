@@ -91,5 +91,5 @@ def place_state(settings: TrainStep, weights: Path, step: int, root: Path, bindi
     live = engine.fragments(FinetuneMethod(model, seed=train.seed))
     fragments, _ = with_average(live, train.ema)
     writer = StateWriter(root)
-    writer.save(step, fragments, binding=binding, checkpoint=True)
+    writer.save(step, fragments, binding=binding, checkpoint=True, segment_start=step)
     writer.wait()

@@ -56,6 +56,7 @@ class Manifest(Strict):
     format: int
     step: Count
     checkpoint: bool
+    segment_start: Count | None = None
     binding: str
     world_size: Count
     records: dict[str, Listed]
@@ -97,6 +98,8 @@ class StoredState:
     """Digest of the settings and data that it belongs to."""
     records: Mapping[str, Listed]
     """Each process's record by its file name."""
+    segment_start: int | None = None
+    """Step at which the segment began that saved it; None where an earlier version did."""
 
 
 def step_of(folder: Path) -> int:
@@ -141,9 +144,8 @@ def open_state(folder: Path) -> StoredState:
     if manifest.step != step_of(folder):
         raise BrokenState(f"{path}: is of step {manifest.step}: give {folder} its own name back")
     _check_record_names(path, manifest)
-    return StoredState(
-        folder, manifest.step, manifest.checkpoint, manifest.binding, manifest.records
-    )
+    known = manifest.model_dump(include={"step", "checkpoint", "binding", "segment_start"})
+    return StoredState(folder, records=manifest.records, **known)
 
 
 def _check_record_names(path: Path, manifest: Manifest) -> None:

@@ -134,7 +134,13 @@ def shard_record(parts: Sequence[Part], written: Sequence[Written]) -> dict[str,
 
 
 def manifest(
-    folder: Path, step: int, world_size: int, *, binding: str, checkpoint: bool
+    folder: Path,
+    step: int,
+    world_size: int,
+    *,
+    binding: str,
+    checkpoint: bool,
+    segment_start: int = 0,
 ) -> dict[str, Any]:
     """The manifest of a folder in which every process's record lies."""
     records = (folder / record_name(rank, world_size) for rank in range(world_size))
@@ -144,6 +150,7 @@ def manifest(
             "format": FORMAT,
             "step": step,
             "checkpoint": checkpoint,
+            "segment_start": segment_start,
             "binding": binding,
             "world_size": world_size,
             "records": listed,

@@ -108,7 +108,13 @@ class StateWriter:
         self._host_copies(self._parts(fragments))
 
     def save(
-        self, step: int, fragments: Sequence[Fragment], *, binding: str, checkpoint: bool
+        self,
+        step: int,
+        fragments: Sequence[Fragment],
+        *,
+        binding: str,
+        checkpoint: bool,
+        segment_start: int = 0,
     ) -> None:
         """Start writing the state after `step`.
 
@@ -117,6 +123,7 @@ class StateWriter:
             fragments: this process's share; may change again when this returns.
             binding: digest of the settings and data that the state belongs to.
             checkpoint: whether it is a segment's end.
+            segment_start: step at which the segment began.
 
         Raises:
             UserError: it does not fit on the disk, or the state before could not be written.
@@ -139,7 +146,7 @@ class StateWriter:
             written = [future.result() for future in writing]
             self._record(building, parts, written)
             if self.rank == 0:
-                self._publish(building, step, binding=binding, checkpoint=checkpoint)
+                self._publish(building, step, binding, checkpoint, segment_start)
                 whole = time.monotonic() - asked
                 logger.info(SAVED, step, needed / 1e9, stall, whole)
             else:
@@ -190,13 +197,20 @@ class StateWriter:
         text = to_json(shard_record(parts, written), indent=None)
         write_text(building / record_name(self.rank, self.world_size), text + "\n")
 
-    def _publish(self, building: Path, step: int, *, binding: str, checkpoint: bool) -> None:
+    def _publish(
+        self, building: Path, step: int, binding: str, checkpoint: bool, segment_start: int
+    ) -> None:
         """Wait for all records, then make the state whole; older ones go."""
         for rank in range(self.world_size):
             record = building / record_name(rank, self.world_size)
             self._await(record.exists, f"{record} was not written by process {rank}")
         content: dict[str, Any] = manifest(
-            building, step, self.world_size, binding=binding, checkpoint=checkpoint
+            building,
+            step,
+            self.world_size,
+            binding=binding,
+            checkpoint=checkpoint,
+            segment_start=segment_start,
         )
         write_json(building / MANIFEST, content)
         folder = state_folder(self.root, step)

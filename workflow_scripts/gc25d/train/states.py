@@ -98,6 +98,20 @@ def newest_state(roots: Sequence[Path], until: int, binding: str) -> StoredState
     return None
 
 
+def segment_start(state: StoredState, roots: Sequence[Path], until: int) -> int:
+    """Where the segment began, or begins, that goes on from `state` to step `until`.
+
+    Not where an attempt starts: a killed segment goes on from a state that it saved itself, which
+    says where the segment began. Only a segment's end is a checkpoint to begin at.
+    """
+    if state.checkpoint and state.step < until:
+        return state.step
+    if state.segment_start is not None:
+        return state.segment_start
+    earlier = [s for r in roots for s in own_states(r, state.step - 1, state.binding).whole]
+    return max((found.step for found in earlier if found.checkpoint), default=0)
+
+
 def newest_step(root: Path, binding: str) -> int:
     """The step of the newest state that says it is of this binding; 0 when there is none.
 
