@@ -4,12 +4,16 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from gc25d import records
 from gc25d.errors import UserError
+from gc25d.tensors import write_tensors
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
@@ -68,6 +72,26 @@ def test_a_temporary_of_a_living_writer_stays_and_of_another_host_for_a_day(tmp_
         assert mine.exists()
     assert path.read_text() == "first"
     assert {p.name for p in tmp_path.iterdir()} == {"a", fresh.name}
+
+
+@pytest.mark.parametrize("kind", ["json", "text", "rows", "tensors"])
+def test_a_file_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, disk_events: list[Any], kind: str
+) -> None:
+    path = tmp_path.resolve() / "a"
+    write: dict[str, Callable[[], None]] = {
+        "json": lambda: records.write_json(path, {"a": 1}),
+        "text": lambda: records.write_text(path, "a" * 100_000),
+        "rows": lambda: records.write_jsonl(path, [{"a": i} for i in range(3)]),
+        "tensors": lambda: write_tensors(path, {"a": torch.ones(3)}, {"b": "c", "a": "d"}),
+    }
+    write[kind]()
+    synced, renamed, named = disk_events
+    assert [event.kind for event in disk_events] == ["fsync", "rename", "fsync"]
+    assert synced.path == renamed.path != path
+    assert renamed.to == path
+    assert named.path == path.parent
+    assert synced.content == renamed.content == path.read_bytes()
 
 
 def test_written_files_are_readable_by_all(tmp_path: Path) -> None:
