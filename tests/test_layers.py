@@ -13,6 +13,7 @@ LAYERS = (
         "errors",
         "cells",
         "shapes",
+        "strict_json",
         "settings",
         "settings_base",
         "settings_training",
@@ -37,6 +38,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 NO_TORCH = (
     "errors",
     "cells",
+    "strict_json",
     "settings",
     "settings_base",
     "settings_training",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gc25d.errors import UserError
 from gc25d.prep.umt5 import Umt5Encoder
+from gc25d.strict_json import parse_json
 from gc25d.tensors import open_tensors, write_tensors
 
 NULL_PROMPT = "NULL_PROMPT"
@@ -154,7 +155,7 @@ def read_table(path: Path) -> TextTable:
     """
     try:
         with open_tensors(path) as file:
-            keys = tuple(json.loads(file.metadata()["keys"]))
+            keys = tuple(parse_json(file.metadata()["keys"].encode()))
             table = TextTable(file.get_tensor("embeddings"), file.get_tensor("lengths"), keys)
     except (UserError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: no readable text table ({error}): delete it and rerun") from None
