@@ -15,6 +15,7 @@ LAYERS = (
         "config_files",
         "finite",
         "shapes",
+        "strict_json",
         "settings",
         "settings_base",
         "settings_training",
@@ -26,6 +27,7 @@ LAYERS = (
         "processes",
         "plan",
         "settings_docs",
+        "workflow",
     ),
     ("geometry",),
     ("capture",),
@@ -41,6 +43,7 @@ NO_TORCH = (
     "errors",
     "cells",
     "config_files",
+    "strict_json",
     "settings",
     "settings_base",
     "settings_training",
@@ -50,6 +53,7 @@ NO_TORCH = (
     "processes",
     "plan",
     "settings_docs",
+    "workflow",
 )
 
 

@@ -104,9 +104,11 @@ def test_external_captures_are_never_written_to(
     assert [p.name for p in Path("captures").rglob("*") if p.is_file()] == ["meta.json"]
 
 
-def test_buried_clips_of_the_file_join_those_listed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_buried_clips_of_the_file_join_those_listed(tmp_path: Path, encoding: str) -> None:
     listed = tmp_path / "buried.txt"
-    listed.write_text("# too dark\nb__run-001__000081\n\n  a__run-000__000000  # cut scene\n")
+    text = "b__run-001__000081\n\n# too dark\n  a__run-000__000000  # cut scene\n"
+    listed.write_text(text, encoding=encoding)
     prep = {"buried": ["c__run-002__000162", "b__run-001__000081"], "buried_file": str(listed)}
     found = [buried_clips(settings(prep=prep).prep)]
     listed.rename(tmp_path / "elsewhere.txt")

@@ -21,6 +21,7 @@ from torch import Tensor
 from gc25d.errors import UserError
 from gc25d.finite import check_finite
 from gc25d.prep.umt5 import Umt5Encoder
+from gc25d.strict_json import parse_json
 from gc25d.tensors import open_tensors, write_tensors
 
 NULL_PROMPT = "NULL_PROMPT"
@@ -182,8 +183,8 @@ def read_table(path: Path) -> TextTable:
     try:
         with open_tensors(path) as file:
             metadata = file.metadata()
-            keys = tuple(json.loads(metadata["keys"]))
-            cut = json.loads(metadata.get("cut", "{}"))
+            keys = tuple(parse_json(metadata["keys"].encode()))
+            cut = parse_json(metadata.get("cut", "{}").encode())
             table = TextTable(file.get_tensor("embeddings"), file.get_tensor("lengths"), keys, cut)
     except (UserError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: no readable text table ({error}): delete it and rerun") from None

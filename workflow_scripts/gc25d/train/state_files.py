@@ -17,7 +17,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gc25d.errors import UserError
-from gc25d.records import digest_bytes, digest_file, digest_json, parse_json
+from gc25d.records import digest_bytes, digest_file, digest_json
+from gc25d.strict_json import parse_json
 
 FORMAT = 2
 MANIFEST = "manifest.json"
