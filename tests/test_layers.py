@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "workflow_scripts/gc25d"
 LAYERS = (
     (
         "errors",
+        "environment",
         "cells",
         "shapes",
         "settings",
@@ -36,6 +37,7 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 NO_TORCH = (
     "errors",
+    "environment",
     "cells",
     "settings",
     "settings_base",

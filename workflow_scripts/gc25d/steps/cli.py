@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from gc25d import steps
 from gc25d.errors import UserError
 from gc25d.train.signals import EXIT_STATUS, Preempted
 
@@ -41,6 +42,8 @@ def run(
         append: whether the log was begun by another process.
     """
     configure_logging(arguments.log, rank, append=append or rank is not None)
+    if steps.IGNORED:
+        logger.info("of the environment, ignored: %s", ", ".join(steps.IGNORED))
     try:
         main(arguments)
     except Preempted as stop:
