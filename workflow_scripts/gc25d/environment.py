@@ -26,7 +26,7 @@ REMOVED: Mapping[str, tuple[str, ...]] = {
     ),
     # deepspeed/comm/{comm,torch,utils,mori}.py, accelerator/real_accelerator.py, launcher, ops
     "DeepSpeed": (
-        *("DS_*", "DEEPSPEED_*", "AUTOEP_*", "MORI_*", "LOCAL_SIZE"),
+        *("DS_*", "DEEPSPEED_*", "AUTOEP_*", "MORI_*", "LOCAL_SIZE", "CROSS_*"),
         *("AZUREML_*", "AZ_BATCH*", "DLTS_JOB_ID", "DLWS_JOB_ID", "SM_TRAINING_ENV"),
         *("PDSH_RCMD_TYPE", "XPU_EVENT_KL3_ENABLE"),
     ),
@@ -34,8 +34,8 @@ REMOVED: Mapping[str, tuple[str, ...]] = {
     # deepspeed/comm/comm.py; the launchers of Open MPI, MPICH, Intel MPI, MVAPICH, Cray and SLURM
     "places of processes": (
         *(STARTED_BY, *PLACE, "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_*"),
-        *("TORCHELASTIC_*", "TORCHCOMM_*", "USE_LIBUV", "PYTHON_EXEC"),
-        *("OMPI_COMM_WORLD_*", "PMI_*", "PMIX_*", "MV2_*", "MPI_LOCAL*", "PALS_*", "ALPS_APP_PE"),
+        *("TORCHELASTIC_*", "TORCHCOMM_*", "USE_LIBUV", "PYTHON_EXEC", "LOGLEVEL"),
+        *("OMPI_COMM_WORLD_*", "PMI_*", "PMIX_*", "MV2_*", "MPI_LOCAL*", "PALS_*", "PET_*"),
         *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SMDATAPARALLEL_*"),
     ),
     # torch/_dynamo/config.py, torch/_inductor/config.py, torch/**.py, libtorch_cpu.so, libc10.so
