@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "workflow_scripts/gc25d"
 LAYERS = (
     (
         "errors",
+        "environment",
         "cells",
         "config_files",
         "finite",
@@ -41,6 +42,7 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 NO_TORCH = (
     "errors",
+    "environment",
     "cells",
     "config_files",
     "strict_json",
@@ -91,7 +93,8 @@ def test_imports_run_one_way() -> None:
 
 
 def test_rules_reach_only_modules_without_torch() -> None:
-    names = ", ".join(f"gc25d.{name}" for name in NO_TORCH)
+    rooms = [f"workflow.{path.stem}" for path in (PACKAGE / "workflow").glob("[a-z]*.py")]
+    names = ", ".join(f"gc25d.{name}" for name in (*NO_TORCH, *rooms))
     code = f"import sys, {names}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     rules = PACKAGE.parents[1] / "rules"
@@ -101,5 +104,10 @@ def test_rules_reach_only_modules_without_torch() -> None:
         for line in path.read_text().splitlines()
         if line.startswith(("from gc25d", "import gc25d"))
     }
-    allowed = {"from gc25d import config_files, plan", "from gc25d.errors import UserError"}
+    allowed = {
+        "from gc25d import config_files, plan",
+        "from gc25d.errors import UserError",
+        "from gc25d.workflow import data_lock, targets",
+        "from gc25d.workflow import settings_files",
+    }
     assert used == allowed

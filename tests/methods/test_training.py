@@ -1,5 +1,6 @@
 """Each method through the real trainer: twenty steps, and the same stopped half-way."""
 
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -86,21 +87,37 @@ def test_a_run_stopped_half_way_goes_on_exactly(
     assert float(rows[0][-1]["lr"]) == pytest.approx(1e-3 * rate)
 
 
+def launched_as(monkeypatch: pytest.MonkeyPatch, rank: str, world_size: str) -> None:
+    """As the launcher places a process; the parent of this one is taken for it."""
+    monkeypatch.setenv("GC25D_STARTED_BY", str(os.getppid()))
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
+        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(f"LOCAL_{name}", value)
+
+
+def test_all_paths_are_built_whatever_the_environment_says(
+    small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    build_cache(settings_of("wan", "kd", tmp_path / "ode_paths"), small_dataset, tmp_path)
+    assert read_json(tmp_path / "ode_paths/COMPLETE")["clips"] == 10
+    assert len([*(tmp_path / "ode_paths/paths").iterdir()]) == 10
+
+
 def test_paths_are_built_once_and_by_shares(
     small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_of("wan", "kd", tmp_path / "ode_paths")
     for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        monkeypatch.setenv("WORLD_SIZE", "2")
+        launched_as(monkeypatch, rank, "2")
         build_cache(settings, small_dataset, tmp_path)
         made = sorted((tmp_path / "ode_paths/paths").iterdir())
         assert (tmp_path / "ode_paths/COMPLETE").exists() == (rank == "1")
         assert len(made) == (5 if rank == "0" else 10)
     digests = {path.name: digest_file(path) for path in made}
     made[3].unlink()
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
+    launched_as(monkeypatch, "0", "1")
     build_cache(settings, small_dataset, tmp_path)
     again = {path.name: digest_file(path) for path in made}
     assert again == digests

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from gc25d import steps
 from gc25d.errors import UserError
 from gc25d.full_disk import full_disk, is_disk_full
 from gc25d.train.signals import EXIT_STATUS, Preempted
@@ -52,6 +53,8 @@ def run(
     """
     try:
         configure_logging(arguments.log, rank, append=append or rank is not None)
+        if steps.IGNORED:
+            logger.info("of the environment, ignored: %s", ", ".join(steps.IGNORED))
         main(arguments)
     except Preempted as stop:
         logger.info("%s", stop)
