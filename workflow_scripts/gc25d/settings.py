@@ -207,7 +207,7 @@ class Regression(Section):
     refs_root: str = ""
     """Folder of the recorded references; "": `refs/` here, else beside the Snakefile."""
     rtol: Annotated[Number, Field(gt=0, lt=1)] = 0.10
-    """Relative tolerance of a cell that sets none of its own, a fraction."""
+    """Relative tolerance of a cell that sets none of its own, whatever was recorded; a fraction."""
     repeats: Positive = 3
     """Measurements of a cell; their relative spread must stay below rtol / 2."""
     strict: bool = False

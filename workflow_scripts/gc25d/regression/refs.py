@@ -59,9 +59,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Reference:
-    """A recorded cell; `rtol` belongs to it.
+    """A recorded cell.
 
-    `fixture` is the digest of what was measured, "" where an imported norm does not say.
+    `rtol` is the tolerance in force when it was recorded, or given with an import. `fixture` is the
+    digest of what was measured, "" where an imported norm does not say.
     """
 
     norm: float
@@ -117,15 +118,26 @@ def check_measurement(measured: Measurement, rtol: float) -> None:
 
 
 def compare(
-    measured: Measurement, references: Mapping[str, Reference], default_rtol: float
+    measured: Measurement,
+    references: Mapping[str, Reference],
+    default_rtol: float,
+    *,
+    rtol: float | None = None,
 ) -> Verdict:
     """Compare a measurement with its cell's reference.
+
+    Args:
+        measured: the cell's norms.
+        references: by cell.
+        default_rtol: the tolerance where neither the caller nor a reference has one.
+        rtol: the caller's tolerance; None takes the recorded one.
 
     Raises:
         UserError: see `check_measurement`.
     """
     reference = references.get(measured.cell)
-    rtol = reference.rtol if reference else default_rtol
+    if rtol is None:
+        rtol = reference.rtol if reference else default_rtol
     check_measurement(measured, rtol)
     if reference is None or reference.fixture not in ("", measured.fixture):
         outcome: Outcome = "missing" if reference is None else "stale"

@@ -40,10 +40,10 @@ def main(arguments: argparse.Namespace) -> None:
             sys.exit(status)
         return
     with reading(arguments.reads):
-        make_missing(arguments)
+        make_missing(arguments, place or Place())
 
 
-def make_missing(arguments: argparse.Namespace) -> None:
+def make_missing(arguments: argparse.Namespace, place: Place) -> None:
     """Make this process's missing paths; the last process to end seals the cache."""
     settings = load_step(arguments.settings, TrainStep)
     if settings.train.method != "kd":
@@ -54,7 +54,6 @@ def make_missing(arguments: argparse.Namespace) -> None:
     clips = ClipDataset(arguments.data, "train")
     cache = ode_cache(settings, clips)
     cache.claim()
-    place = place or Place()
     share = (place.rank, place.world_size)
     if cache.missing(range(share[0], len(clips), share[1])):
         build(settings, cache, clips, share, arguments.batch, _device(arguments.gpus, place))
