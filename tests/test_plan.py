@@ -98,10 +98,12 @@ def test_external_captures_are_never_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_json(Path("captures/day/castle/r1/meta.json"), {})
+    for name in ("meta.json", "clips_17.json"):
+        write_json(Path("captures/day/castle/r1") / name, {})
     pointed = {"capture": {"source": "external"}, "prep": {"val_runs": ["castle__r1"]}}
     plan.write_settings_files(settings(raw_root="captures", **pointed))
-    assert [p.name for p in Path("captures").rglob("*") if p.is_file()] == ["meta.json"]
+    files = sorted(p.name for p in Path("captures").rglob("*") if p.is_file())
+    assert files == ["clips_17.json", "meta.json"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])

@@ -13,6 +13,7 @@ from gc25d.settings_training import Train
 from gc25d.steps.document_settings import files
 
 ROOT = Path(__file__).parents[1]
+KD = {"kd": {"teacher_steps": 50}, "distill": {"denoising_steps": 4}}
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,44 @@ def test_every_problem_is_named_at_once() -> None:
     with pytest.raises(UserError) as refused:
         load_settings({"geometry": {"height": 48}, "trian": {}})
     assert len(str(refused.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"geometry": {"frames": 16, "height": 100, "width": 40}},
+            [
+                "geometry: height is 100, expected a multiple of 32: use 96 or 128",
+                "geometry: width is 40, expected a multiple of 32: use 32 or 64",
+                "geometry: frames is 16, expected 4n + 1: use 13 or 17",
+            ],
+        ),
+        (
+            {"capture": {"scenes": ["castle", "deathmatch", "swamp"]}},
+            ["capture: scenes holds 'castle'", "capture: scenes holds 'swamp'"],
+        ),
+        (
+            {"train": {"method": "kd", "global_batch": 9, "grad_accum": 2, **KD}},
+            ["train: global_batch is 9", "train: kd.teacher_steps is 50"],
+        ),
+        (
+            {
+                "prep": {"codec": "wan_vae", "text": {"encoder": "umt5"}},
+                "model": {"init_dir": "a", "init_ckpt": "b"},
+            },
+            ["needs prep.codec_dir", "needs prep.text.dir", "keep one of them"],
+        ),
+    ],
+)
+def test_all_faults_of_a_section_are_named_each_in_a_line(config: dict, said: list[str]) -> None:
+    with pytest.raises(UserError) as refused:
+        load_settings(config)
+    lines = str(refused.value).splitlines()
+    assert len(lines) == len(said)
+    for line, part in zip(lines, said, strict=True):
+        assert line.startswith("config: ")
+        assert part in line
 
 
 def test_free_settings_do_not_bind_a_run() -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from gc25d.errors import UserError
 from gc25d.processes import check_processes, choose_engine, processes_per_node
-from gc25d.records import digest_file, digest_json, read_json
+from gc25d.records import read_json
 from gc25d.settings import Settings
 
 _TAR_PART = re.compile(r"(?:frames|stencil)-\d{1,6}\.tar")
@@ -22,8 +22,6 @@ RUN_RECORD = Path("train/run.json")
 """What a run is bound to: its settings and the fingerprint of its data."""
 PLACED = Path("train/placed.json")
 """The step at which a state of an older format was placed (gc25d.steps.place_state), if one was."""
-GUARDED = ("model", "methods", "regression")
-"""Packages whose edits make the gradient norms be measured again."""
 
 
 def load_settings(config: dict[str, Any]) -> Settings:
@@ -51,7 +49,7 @@ def _explain(problem: dict[str, Any]) -> str:
         return f"{key} is not a setting: {meant} (known here: {', '.join(known)})"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
-        return f"{key}: {message}"
+        return "\nconfig: ".join(f"{key}: {fault}" for fault in message.splitlines())
     quoted = ": put it in quotes" if problem["type"] == "string_type" else ""
     return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}{quoted}"
 
@@ -238,13 +236,6 @@ def check_val_runs(val_runs: Sequence[str], runs: Sequence[str]) -> None:
                 f"prep.val_runs holds {name}, which is none of the {len(runs)} runs: "
                 f"did you mean {' or '.join(close)}?"
             )
-
-
-def code_digest() -> str:
-    """Digest of the code whose gradients the regression guards: it is measured after each edit."""
-    package = Path(__file__).parent
-    files = sorted(p for part in GUARDED for p in (package / part).glob("*.py"))
-    return digest_json({str(p.relative_to(package)): digest_file(p) for p in files})
 
 
 def check_binding(train: dict[str, Any], dataset: str) -> None:

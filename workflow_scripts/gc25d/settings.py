@@ -23,6 +23,7 @@ from gc25d.settings_base import (
     Rate,
     Section,
     each_once,
+    refuse,
 )
 from gc25d.settings_training import Hardware, Model, Train, Validation
 
@@ -58,23 +59,25 @@ class Geometry(Section):
 
     @model_validator(mode="after")
     def _legal(self) -> Self:
+        refuse(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[str]:
         for side in ("height", "width"):
             value = getattr(self, side)
             if value % 32:
                 below, above = value // 32 * 32, (value // 32 + 1) * 32
                 legal = f"{below} or {above}" if below else f"{above}"
-                raise ValueError(f"{side} is {value}, expected a multiple of 32: use {legal}")
+                yield f"{side} is {value}, expected a multiple of 32: use {legal}"
         if self.frames < 5:
-            raise ValueError(
+            yield (
                 f"frames is {self.frames}, expected 4n + 1 and at least 5 (the first frame is "
                 "given to the model): use 5"
             )
+            return
         if self.frames % 4 != 1:
             below = (self.frames - 1) // 4 * 4 + 1
-            raise ValueError(
-                f"frames is {self.frames}, expected 4n + 1: use {below} or {below + 4}"
-            )
-        return self
+            yield f"frames is {self.frames}, expected 4n + 1: use {below} or {below + 4}"
 
 
 class Capture(Section):
@@ -106,12 +109,11 @@ class Capture(Section):
     @model_validator(mode="after")
     def _known_scenes(self) -> Self:
         known = SCENES.get(self.source, self.scenes)
-        for scene in self.scenes:
-            if scene not in known:
-                raise ValueError(
-                    f"scenes holds {scene!r}, which is no scene of {self.source}: use "
-                    f"{', '.join(known)}"
-                )
+        refuse(
+            f"scenes holds {scene!r}, which is no scene of {self.source}: use {', '.join(known)}"
+            for scene in self.scenes
+            if scene not in known
+        )
         return self
 
 
@@ -241,15 +243,17 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.prep.codec == "wan_vae" and not self.prep.codec_dir:
-            raise ValueError("prep.codec is wan_vae, which needs prep.codec_dir: set it")
-        if self.prep.text.encoder == "umt5" and not self.prep.text.dir:
-            raise ValueError("prep.text.encoder is umt5, which needs prep.text.dir: set it")
-        if self.model.init_dir and self.model.init_ckpt:
-            raise ValueError("model.init_dir and model.init_ckpt are both set: keep one of them")
-        for fault in (*self._method_faults(), *self._count_faults()):
-            raise ValueError(fault)
+        refuse([*self._path_faults(), *self._method_faults(), *self._count_faults()])
         return self
+
+    def _path_faults(self) -> Iterator[str]:
+        """Folders of weights that are needed and not named, or named twice."""
+        if self.prep.codec == "wan_vae" and not self.prep.codec_dir:
+            yield "prep.codec is wan_vae, which needs prep.codec_dir: set it"
+        if self.prep.text.encoder == "umt5" and not self.prep.text.dir:
+            yield "prep.text.encoder is umt5, which needs prep.text.dir: set it"
+        if self.model.init_dir and self.model.init_ckpt:
+            yield "model.init_dir and model.init_ckpt are both set: keep one of them"
 
     def _count_faults(self) -> Iterator[str]:
         """Numbers of clips above what there can be, as far as that is known before captures are."""

@@ -5,6 +5,7 @@ same, to rounding where sums are taken in another order.
 """
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -54,6 +55,16 @@ Folder = Annotated[str, Field(pattern=r"^[^{}\x00-\x1f]+$")]
 """A folder's path; braces would be Snakemake's wildcards."""
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 """Pattern of a folder's plain name: neither a path, nor hidden, nor an option."""
+
+
+def refuse(faults: Iterable[str]) -> None:
+    """Of a validator: name all faults of a section at once, one a line.
+
+    Raises:
+        ValueError: there is a fault.
+    """
+    if lines := list(faults):
+        raise ValueError("\n".join(lines))
 
 
 def result_settings(section: Section) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Settings of the model and its training: architecture, optimisation, validation, hardware."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -14,6 +15,7 @@ from gc25d.settings_base import (
     Rate,
     Section,
     each_once,
+    refuse,
 )
 
 
@@ -142,18 +144,21 @@ class Train(Section):
 
     @model_validator(mode="after")
     def _divisible(self) -> Self:
+        refuse(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[str]:
         if self.global_batch % self.grad_accum:
-            raise ValueError(
+            yield (
                 f"global_batch is {self.global_batch}, expected a multiple of grad_accum "
                 f"({self.grad_accum}): use {_multiples(self.global_batch, self.grad_accum)}"
             )
         steps, student = self.kd.teacher_steps, self.distill.denoising_steps
         if self.method == "kd" and steps % student:
-            raise ValueError(
+            yield (
                 f"kd.teacher_steps is {steps}, expected a multiple of distill.denoising_steps "
                 f"({student}): use {_multiples(steps, student)}"
             )
-        return self
 
 
 Timestep = Annotated[Number, Field(ge=0, le=1000)]

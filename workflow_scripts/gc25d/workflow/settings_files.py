@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gc25d import plan
+from gc25d.captures_check import check_captures
 from gc25d.errors import UserError
+from gc25d.imported_code import code_digest
 from gc25d.records import holds_json, write_json
 from gc25d.settings import Settings
 from gc25d.step_settings import step_json, step_settings
@@ -24,10 +26,12 @@ def settings_contents(settings: Settings) -> dict[str, dict[str, Any]]:
     Raises:
         UserError: the run in this folder is bound to other settings, or these do not fit the runs.
     """
-    runs = tuple(plan.raw_runs(settings))
+    folders = plan.raw_runs(settings)
+    runs = tuple(folders)
     plan.check_val_runs(settings.prep.val_runs, runs)
+    check_captures(settings, folders)
     contents = {name: step_json(step) for name, step in step_settings(settings, runs).items()}
-    contents["regression"]["code"] = plan.code_digest()
+    contents["regression"]["code"] = code_digest()
     plan.check_binding(contents["train"], settings.dataset)
     if settings.capture.source == "external":
         del contents["capture"]  # nothing is ever written below somebody else's captures
