@@ -1,3 +1,4 @@
+import codecs
 import json
 import math
 import shutil
@@ -147,12 +148,37 @@ def test_nan_of_a_python_writer_is_read(run_dir):
         ({"fps": 0}, "fps: Input should be greater than 0"),
         ({"width": "wide"}, "width: Input should be a valid integer"),
         ({"projection": "fisheye"}, "projection: Input should be"),
+        ({"fps": 1e-9}, "fps: Input should be greater than"),
+        ({"fps": 1e6}, "fps: Input should be less than"),
+        ({"width": 10**9}, "width: Input should be less than or equal to 16384"),
+        ({"height": 16385}, "height: Input should be less than or equal to 16384"),
+        ({"width": 8193, "height": 8192}, "pictures of 8193 by 8192, expected at most 67108864"),
     ],
 )
 def test_faults_of_meta(run_dir, changes, message):
     edit_json(run_dir / "meta.json", **changes)
     with pytest.raises(UserError, match=r"run-007/meta\.json: " + message):
         read_meta(run_dir)
+
+
+def test_the_largest_picture_that_is_read(run_dir):
+    edit_json(run_dir / "meta.json", width=16384, height=4096)
+    assert read_meta(run_dir).width == 16384
+
+
+def test_a_byte_order_mark_drops_no_run(run_dir):
+    for name in ("meta.json", "clips_5.json"):
+        path = run_dir / name
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert (read_meta(run_dir).width, read_clips(run_dir, 5)) == (WIDTH, content()["tables"][0])
+
+
+def test_a_key_twice_is_refused(run_dir):
+    for name, key in (("meta.json", "width"), ("clips_5.json", "a")):
+        path = run_dir / name
+        path.write_text(path.read_text().replace(f'"{key}":', f'"{key}": 9, "{key}":'))
+        with pytest.raises(UserError, match=rf"{name}: .*'{key}' stands twice"):
+            read_meta(run_dir) if name == "meta.json" else read_clips(run_dir, 5)
 
 
 def test_missing_and_cut_json(run_dir):
