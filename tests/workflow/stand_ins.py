@@ -24,6 +24,7 @@ REPLACED = (
     *("evaluate", "plot_curves", "plot_overlay", "plot_coverage"),
 )
 RAW = ("frames.tar", "stencil.tar", "cameras.npz", "skeletons.npz", "meta.json")
+FRAMES_BYTES = 1_200_000
 TRAINED = Path("trained.txt")
 
 
@@ -60,7 +61,8 @@ def capture(a: argparse.Namespace) -> None:
     frames = read(a.settings[0])["geometry"]["frames"]
     made = digest(a.settings[0].read_bytes(), a.scene, a.run)
     for name in (f"clips_{frames}.json", *RAW):
-        write(a.out / name, capture=name, of=made)
+        # Of the size of a recording: above 1 MB, up to which Snakemake compares contents by itself.
+        write(a.out / name, capture=name, of=made, pad="." * (FRAMES_BYTES * (name == RAW[0])))
 
 
 def prep_run(a: argparse.Namespace) -> None:
@@ -91,7 +93,7 @@ def build_index(a: argparse.Namespace) -> None:
 
 def tensors(data: Path) -> str:
     """What a training or a score reads of a data set, beside READY."""
-    files = [*sorted(data.glob("latents/*")), *sorted(data.glob("ids/*"))]
+    files = [*sorted(data.glob("latents/*.safetensors")), *sorted(data.glob("ids/*.safetensors"))]
     files += [data / "text/table.safetensors", data / "index/clips.jsonl"]
     return digest(*(path.read_bytes() for path in files))
 
@@ -107,7 +109,7 @@ def train(a: argparse.Namespace) -> None:
         sys.exit("the run is bound to other data")
     made = digest(a.settings[0].read_bytes(), tensors(a.data), fingerprint, str(a.until))
     states = Path("train/states")
-    chain = [int(path.name) for path in states.glob("*")]
+    chain = [int(path.name) for path in states.glob("*") if path.name.isdigit()]
     state = states / str(a.until)
     aside = Path("train/aside") / str(a.until)
     if not state.exists() and not aside.exists():
