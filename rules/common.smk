@@ -38,6 +38,7 @@ steps = {name: str(path) for name, path in step_files.items()}
 captured = str(plan.captured_root(settings))
 data = str(plan.dataset_root(settings))
 ready = f"{data}/READY"
+index = f"{data}/index/clips.jsonl"  # whoever reads the data names both
 last_step = settings.train.max_steps
 one_gpu = min(1, settings.hardware.gpus_per_node)  # of a job that can use one
 ema_suffix = "-ema|" if settings.train.ema else ""  # of a checkpoint's name

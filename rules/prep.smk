@@ -52,13 +52,15 @@ rule encode_text:
         " --rows {input.rows:q} --out {output.table:q} --log {log:q}"
 
 
+# Nothing else names the tensor files, so that one which was deleted would not be missed.
 rule build_index:
     input:
+        expand(f"{PREPARED}/{{kind}}/{{run_id}}.safetensors", kind=["latents", "ids"], run_id=runs),
         rows=ROWS,
         table=f"{data}/text/table.safetensors",
         settings=steps["index"],
     output:
-        clips=f"{data}/index/clips.jsonl",
+        clips=index,
         ready=ready,
     log:
         "logs/prep/index.log",

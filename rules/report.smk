@@ -26,6 +26,7 @@ rule plot_curves:
 rule plot_overlay:
     input:
         ready=ready,
+        index=index,
     output:
         figure=report(
             "figures/overlay.png",
@@ -49,6 +50,7 @@ rule plot_overlay:
 rule measure_coverage:
     input:
         ready=ready,
+        index=index,
     output:
         summary="figures/coverage.json",
         figure=report(

@@ -181,9 +181,12 @@ class Run:
         last = self.settings()["train"]["max_steps"]
         figures = [f"figures/{name}.png" for name in ("curves", "overlay", "coverage")]
         if target == "sft_v10":
-            return [f"{DATA}/READY", f"verify/step-{last}.json", *scores(last), *figures]
-        if target.startswith("eval/"):
-            return scores(int(target.split("/")[1].removeprefix("step-")))
+            return [
+                f"{DATA}/READY",
+                f"verify/step-{last}.json",
+                f"eval/step-{last}/metrics.json",
+                *figures,
+            ]
         return [target]
 
     def tell(self, fault: str) -> str:
@@ -208,13 +211,6 @@ def checkpoint(step: int) -> list[str]:
     """The files of a checkpoint."""
     names = ("weights.safetensors", "probe.safetensors", "done.json")
     return [f"train/step-{step}/{name}" for name in names]
-
-
-def scores(step: int) -> list[str]:
-    """The files of an evaluation."""
-    return [f"eval/step-{step}/{n}" for n in ("metrics.json", "scores.png", "sheet.png")] + [
-        f"eval/step-{step}/clips/clip.mp4"
-    ]
 
 
 def build(chosen: dict[str, Any]) -> None:

@@ -95,6 +95,8 @@ def tensors(data: Path) -> str:
     """What a training or a score reads of a data set, beside READY."""
     files = [*sorted(data.glob("latents/*.safetensors")), *sorted(data.glob("ids/*.safetensors"))]
     files += [data / "text/table.safetensors", data / "index/clips.jsonl"]
+    if len(files) != 2 + 2 * len(list(data.glob("index/runs/*.jsonl"))):
+        sys.exit(f"{data}: a tensor file is missing")
     return digest(*(path.read_bytes() for path in files))
 
 
