@@ -60,6 +60,13 @@ def test_a_deleted_ready_is_built_again(sequence: ModuleType, run: Any) -> None:
     assert run.ask(SCORE) == 0
 
 
+@pytest.mark.parametrize("part", ["latents/*.safetensors", "index/clips.jsonl"])
+def test_deleted_parts_of_the_data_are_missed(sequence: ModuleType, run: Any, part: str) -> None:
+    next((run.folder / sequence.DATA).glob(part)).unlink()
+    assert run.ask(SCORE) == 0
+    assert list((run.folder / sequence.DATA).glob(part))
+
+
 def test_a_copy_without_snakemakes_records(sequence: ModuleType, run: Any) -> None:
     shutil.rmtree(run.folder / ".snakemake")
     sequence.shuffle_times(run.folder, random.Random(5))
