@@ -38,7 +38,17 @@ steps = {name: str(path) for name, path in step_files.items()}
 captured = str(plan.captured_root(settings))
 data = str(plan.dataset_root(settings))
 ready = f"{data}/READY"
-index = f"{data}/index/clips.jsonl"  # whoever reads the data names both
+# Whoever reads the data names all its files: Snakemake makes a deleted file again only for a job
+# that runs and names it itself.
+data_files = [
+    f"{data}/index/clips.jsonl",
+    f"{data}/text/table.safetensors",
+    *(
+        f"{plan.prepared_root(settings)}/{kind}/{run_id}.safetensors"
+        for kind in ("latents", "ids")
+        for run_id in runs
+    ),
+]
 last_step = settings.train.max_steps
 one_gpu = min(1, settings.hardware.gpus_per_node)  # of a job that can use one
 ema_suffix = "-ema|" if settings.train.ema else ""  # of a checkpoint's name
@@ -97,7 +107,8 @@ def before_training(wildcards):
         return {}
     before = plan.needed_before(step, settings.train.checkpoint_every)
     chain = {"before": plan.weights_file(before)} if before else {}
-    return {**chain, **binding_and_settings(wildcards), "paths": cached_paths()}
+    waits = {"paths": cached_paths(), "ready": ready, "data": data_files}
+    return {**chain, **binding_and_settings(wildcards), **waits}
 
 
 def binding_and_settings(wildcards):
@@ -106,16 +117,18 @@ def binding_and_settings(wildcards):
 
 
 def before_export(wildcards):
-    """The binding, as long as the export of a checkpoint is missing: its content never changes."""
+    """The binding, as long as it or an export is missing: its content never changes."""
     name = "base" if not wildcards.get("step") else f"step-{wildcards.step}"
     export = f"exports/{name}.safetensors"
-    return binding_and_settings(wildcards) if settings_files.missing([export]) else {}
+    read = binding_and_settings(wildcards)
+    return read if settings_files.missing([export, *read.values()]) else {}
 
 
 def before_export_ema(wildcards):
     """As `before_export`, of the moving average."""
     export = f"exports/step-{wildcards.step}-ema.safetensors"
-    return binding_and_settings(wildcards) if settings_files.missing([export]) else {}
+    read = binding_and_settings(wildcards)
+    return read if settings_files.missing([export, *read.values()]) else {}
 
 
 def cached_paths():
@@ -129,7 +142,7 @@ def before_paths(wildcards):
     """The data and the binding, as long as a teacher's paths are missing."""
     if not settings_files.missing([f"{settings.train.kd.cache}/COMPLETE"]):
         return {}
-    return {"ready": ready, "binding": "train/binding.json"}
+    return {"ready": ready, "data": data_files, "binding": "train/binding.json"}
 
 
 def resumed_step(wildcards):

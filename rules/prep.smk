@@ -52,7 +52,6 @@ rule encode_text:
         " --rows {input.rows:q} --out {output.table:q} --log {log:q}"
 
 
-# Nothing else names the tensor files, so that one which was deleted would not be missed.
 rule build_index:
     input:
         expand(f"{PREPARED}/{{kind}}/{{run_id}}.safetensors", kind=["latents", "ids"], run_id=runs),
@@ -60,7 +59,7 @@ rule build_index:
         table=f"{data}/text/table.safetensors",
         settings=steps["index"],
     output:
-        clips=index,
+        clips=f"{data}/index/clips.jsonl",
         ready=ready,
     log:
         "logs/prep/index.log",

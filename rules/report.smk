@@ -25,8 +25,8 @@ rule plot_curves:
 
 rule plot_overlay:
     input:
+        data_files,
         ready=ready,
-        index=index,
     output:
         figure=report(
             "figures/overlay.png",
@@ -49,8 +49,8 @@ rule plot_overlay:
 # How much of each frame the mask hides under the three coverage policies, as numbers and a picture.
 rule measure_coverage:
     input:
+        data_files,
         ready=ready,
-        index=index,
     output:
         summary="figures/coverage.json",
         figure=report(

@@ -10,7 +10,6 @@ engine, per_node = plan.training_processes(settings)
 rule bind_run:
     input:
         ready=ready,
-        index=index,
         settings=steps["train"],
     output:
         binding=update("train/binding.json"),
