@@ -41,6 +41,17 @@ steps = {name: str(path) for name, path in step_files.items()}
 captured = str(plan.captured_root(settings))
 data = str(plan.dataset_root(settings))
 ready = f"{data}/READY"
+# Whoever reads the data names all its files: Snakemake makes a deleted file again only for a job
+# that runs and names it itself.
+data_files = [
+    f"{data}/index/clips.jsonl",
+    f"{data}/text/table.safetensors",
+    *(
+        f"{plan.prepared_root(settings)}/{kind}/{run_id}.safetensors"
+        for kind in ("latents", "ids")
+        for run_id in runs
+    ),
+]
 last_step = settings.train.max_steps
 one_gpu = min(1, settings.hardware.gpus_per_node)  # of a job that can use one
 ema_suffix = "-ema|" if settings.train.ema else ""  # of a checkpoint's name
@@ -99,42 +110,13 @@ def before_training(wildcards):
         return {}
     before = plan.needed_before(step, settings.train.checkpoint_every)
     chain = {"before": plan.weights_file(before)} if before else {}
-    return {**chain, **binding_and_settings(), "paths": cached_paths()}
-
-
-def binding_and_settings():
-    """What a run is bound to."""
-    return {"binding": "train/binding.json", "settings": steps["train"]}
-
-
-def binding_of(result):
-    """What a run is bound to, as long as a result of it is missing: its content never changes."""
-    return binding_and_settings() if settings_files.missing([result]) else {}
-
-
-def before_export(wildcards):
-    """The binding, as long as the export is missing."""
-    return binding_of(f"exports/step-{wildcards.step}.safetensors")
-
-
-def before_export_ema(wildcards):
-    """The binding, as long as the export of the moving average is missing."""
-    return binding_of(f"exports/step-{wildcards.step}-ema.safetensors")
-
-
-def before_export_base(wildcards):
-    """The binding, as long as the export of the starting weights is missing."""
-    return binding_of("exports/base.safetensors")
-
-
-def before_verification(wildcards):
-    """The binding, as long as the report is missing."""
-    return binding_of(f"verify/step-{wildcards.step}.json")
-
-
-def before_verification_ema(wildcards):
-    """The binding, as long as the report of the moving average is missing."""
-    return binding_of(f"verify/step-{wildcards.step}-ema.json")
+    waits = {"paths": cached_paths(), "ready": ready, "data": data_files}
+    return {
+        **chain,
+        **waits,
+        "binding": "train/binding.json",
+        "settings": steps["train"],
+    }
 
 
 def cached_paths():
@@ -148,7 +130,7 @@ def before_paths(wildcards):
     """The data and the binding, as long as a teacher's paths are missing."""
     if not settings_files.missing([f"{settings.train.kd.cache}/COMPLETE"]):
         return {}
-    return {"ready": ready, "binding": "train/binding.json"}
+    return {"ready": ready, "data": data_files, "binding": "train/binding.json"}
 
 
 def verification(wildcards):

@@ -6,6 +6,7 @@
 rule evaluate_checkpoint:
     input:
         verification,
+        data_files,
         weights="exports/{checkpoint}.safetensors",
         ready=ready,
         binding="train/binding.json",

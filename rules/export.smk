@@ -8,7 +8,8 @@ EXPORT_PARAMS = dict(
 
 rule export_step:
     input:
-        unpack(before_export),
+        binding="train/binding.json",
+        settings=steps["train"],
         weights="train/step-{step}/weights.safetensors",
         done="train/step-{step}/done.json",
     output:
@@ -24,7 +25,7 @@ rule export_step:
         **EXPORT_PARAMS,
         average="",
     shell:
-        "python -m gc25d.steps.export --settings train/settings.json --binding train/binding.json"
+        "python -m gc25d.steps.export --settings {input.settings:q} --binding {input.binding:q}"
         " --weights {input.weights:q} --done {input.done:q} {params.average}"
         " --dataset {params.data:q} --data-root {params.data_root:q}"
         " --out {output.export:q} --log {log:q}"
@@ -33,7 +34,8 @@ rule export_step:
 # The moving average of the weights (train.ema), as an export of its own.
 use rule export_step as export_ema with:
     input:
-        unpack(before_export_ema),
+        binding="train/binding.json",
+        settings=steps["train"],
         weights="train/step-{step}/ema.safetensors",
         done="train/step-{step}/done.json",
     output:
@@ -48,7 +50,8 @@ use rule export_step as export_ema with:
 # The starting weights: the semantic condition is there and zero.
 rule export_base:
     input:
-        unpack(before_export_base),
+        binding="train/binding.json",
+        settings=steps["train"],
     output:
         export="exports/base.safetensors",
     log:
@@ -61,7 +64,7 @@ rule export_base:
     params:
         **EXPORT_PARAMS,
     shell:
-        "python -m gc25d.steps.export --settings train/settings.json --binding train/binding.json"
+        "python -m gc25d.steps.export --settings {input.settings:q} --binding {input.binding:q}"
         " --dataset {params.data:q} --data-root {params.data_root:q}"
         " --out {output.export:q} --log {log:q}"
 
@@ -94,7 +97,8 @@ rule export_layout:
 # Everything in the report comes from the written file, read again in a fresh process.
 rule verify_export:
     input:
-        unpack(before_verification),
+        binding="train/binding.json",
+        settings=steps["train"],
         export="exports/step-{step}.safetensors",
         weights="train/step-{step}/weights.safetensors",
         probe="train/step-{step}/probe.safetensors",
@@ -113,7 +117,7 @@ rule verify_export:
         **EXPORT_PARAMS,
         average="",
     shell:
-        "python -m gc25d.steps.verify --settings train/settings.json --binding train/binding.json"
+        "python -m gc25d.steps.verify --settings {input.settings:q} --binding {input.binding:q}"
         " --export {input.export:q} --weights {input.weights:q} --probe {input.probe:q}"
         " --done {input.done:q} --step {wildcards.step} {params.average}"
         " --dataset {params.data:q} --data-root {params.data_root:q}"
@@ -122,7 +126,8 @@ rule verify_export:
 
 use rule verify_export as verify_ema with:
     input:
-        unpack(before_verification_ema),
+        binding="train/binding.json",
+        settings=steps["train"],
         export="exports/step-{step}-ema.safetensors",
         weights="train/step-{step}/ema.safetensors",
         probe="train/step-{step}/ema_probe.safetensors",
