@@ -40,6 +40,7 @@ EXAMPLES = [
         for device in ("CPU", "H200")
     ),
     *(f"verify/step-{last_step}.json", f"train/step-{last_step}/weights.safetensors"),
+    *(f"exports/step-{last_step}/{layout}/" for layout in ("native", "diffusers")),
     *(ready, "figures/curves.png", "figures/overlay.png", "figures/coverage.png"),
 ]
 

@@ -10,6 +10,7 @@ import pytest
 from gc25d.capture import arrays
 from gc25d.capture.format import read_cameras, read_skeletons
 from gc25d.errors import UserError
+from gc25d.geometry.camera import look, perspective, rotator_axes
 
 
 @pytest.fixture
@@ -88,7 +89,10 @@ def test_an_array_that_is_there_twice_is_refused(run_dir):
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["<f8", ">f8", "<f4", ">i2"])
 def test_arrays_of_other_writers_are_read(run_dir, order, dtype):
-    cameras = np.arange(80).reshape(5, 4, 4)
+    # Whole numbers, so that every type holds them.
+    clip = perspective(90.0, 1.0, near=1.0)
+    places = [np.array([t, 2.0 * t, 100.0]) for t in range(5)]
+    cameras = np.rint([look(place, rotator_axes(0.0, 0.0, 0.0)) @ clip for place in places])
     for save in (np.savez, np.savez_compressed):
         save(run_dir / "cameras.npz", world_to_clip=np.asarray(cameras, dtype, order=order))
         found = read_cameras(run_dir)

@@ -118,6 +118,7 @@ def arguments(root, out, **evaluation) -> argparse.Namespace:
         settings=out / "settings.json",
         weights=root / "step-7.safetensors",
         data=root / "data",
+        reads=[],
         raw_root=root / "raw",
         out=out / "metrics.json",
         clips=out / "clips",

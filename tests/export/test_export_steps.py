@@ -30,6 +30,7 @@ def run(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape: dict[str, Any] = {"geometry": {"frames": 9, "height": 64, "width": 64}}
     shape["prep"] = {"val_runs": [RUNS[-1]], "text": {"length": 16, "dim": 8}}
     shape["train"] = {"global_batch": 4, "cpu_threads": 1}
+    shape["validation"] = {"n": 5}
     settings = step_settings(Settings.model_validate(shape), RUNS)["train"]
     assert isinstance(settings, TrainStep)
     write_json(folder / "settings.json", step_json(settings))

@@ -61,7 +61,8 @@ def train(settings: TrainStep, data: Path, run: Path, until: int) -> str:
 
 def build_cache(settings: TrainStep, data: Path, folder: Path) -> None:
     write_json(folder / "settings.json", step_json(settings))
-    build_ode_cache.main(Namespace(settings=folder / "settings.json", data=data, batch=4, gpus=0))
+    settings_file = folder / "settings.json"
+    build_ode_cache.main(Namespace(settings=settings_file, data=data, reads=[], batch=4, gpus=0))
 
 
 @pytest.mark.parametrize(("model", "method"), CELLS)

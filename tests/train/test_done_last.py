@@ -68,7 +68,7 @@ def train(data: Path, run: Path) -> SegmentFiles:
         *(folder / name for name in ("weights.safetensors", "probe.safetensors", "done.json"))
     )
     pace = Pace(micro_batch=4, save_every=100, validate_every=100, log_every=1, workers=0)
-    train_segment(SETTINGS, data, run, Task(UNTIL, 0, "b"), pace, files)
+    train_segment(SETTINGS, data, run, Task(UNTIL, "b"), pace, files)
     return files
 
 

@@ -52,6 +52,7 @@ def trainer(run: Path, engine: str = "plain") -> Command:
         settings=folder / "settings.json",
         binding=folder / "binding.json",
         data=run / "data",
+        reads=[run / "data"],
         engine=engine,
         nodes=1,
         processes=2,

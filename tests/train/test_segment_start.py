@@ -14,7 +14,7 @@ from gc25d.steps import place_state
 from gc25d.tensors import write_tensors
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
-from gc25d.train.states import seal
+from gc25d.train.state_files import seal
 
 SETTINGS = TrainStep.model_validate(
     {

@@ -103,7 +103,7 @@ def test_an_older_state_goes_after_the_new_ones_name_is_on_disk(
     named = renamed_to(events, folder)
     on_disk = [place for place in synced(events, folder.parent) if place > named]
     (removed,) = places(events, lambda e: e.kind == "remove")
-    assert events[removed].path == folder.parent / "step-0000001"
+    assert events[removed].path == folder.parent / ".step-0000001.removed.tmp"
     assert named < on_disk[0] < removed
 
 

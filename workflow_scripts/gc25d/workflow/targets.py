@@ -32,7 +32,7 @@ def check_targets(
     for target in targets:
         if "-ema" in target and not averaged:
             wrong.append(f"{target} needs the weights' moving average: set train.ema, such as 0.99")
-        elif target not in known and not is_made(target) and not Path(target).exists():
+        elif not (target in known or is_made(target.rstrip("/")) or Path(target).exists()):
             wrong.append(_unknown(target, known))
     if wrong:
         raise UserError("\n".join(wrong))
