@@ -42,8 +42,12 @@ rule sft_v10:
     default_target: True
     input:
         ready,
+        f"exports/step-{last_step}.safetensors",
         f"verify/step-{last_step}.json",
-        f"eval/step-{last_step}/metrics.json",
+        expand(
+            f"eval/step-{last_step}/{{part}}",
+            part=("metrics.json", "clips", "sheet.png", "scores.png"),
+        ),
         "figures/curves.png",
         "figures/overlay.png",
         "figures/coverage.png",

@@ -97,6 +97,20 @@ def regression_source(wildcards):
     return sources["regression"]
 
 
+def lacking_parts(wildcards):
+    """A new file, as long as the data set says READY and lacks a part.
+
+    It makes `build_index` run, which names all parts: Snakemake makes a part that is gone again only
+    for a job that runs and reads it.
+    """
+    parts = [*TENSORS, *ROWS, *data_files]
+    if not Path(ready).exists() or not settings_files.missing(parts):
+        return []
+    news = Path(workflow.snakemake_tmp_dir) / "lacking_parts"
+    news.touch()
+    return str(news)
+
+
 def before_training(wildcards):
     """What a segment waits for, as long as one of its outputs is missing.
 

@@ -58,6 +58,7 @@ rule encode_text:
 # READY says that the data set is whole, so it waits for the tensors too, though it reads rows only.
 rule build_index:
     input:
+        lacking_parts,
         tensors=TENSORS,
         rows=ROWS,
         table=f"{data}/text/table.safetensors",

@@ -34,6 +34,8 @@ BASE: dict[str, Any] = {
     "capture": {"scenes": [SCENE], "runs_per_scene": 2},
     "prep": {"val_runs": [RUNS[1]], "text": {"length": 16, "dim": 8}},
     "train": {"max_steps": 4, "checkpoint_every": 2, "global_batch": 4},
+    "validation": {"n": 4},
+    "evaluation": {"n": 4},
 }
 UNBOUND = ("data/", "figures/overlay", "figures/coverage", "raw/")
 """What may be asked for whatever the run is bound to."""
@@ -162,8 +164,8 @@ class Run:
         return all((self.folder / path).exists() for path in paths)
 
     def must_refuse(self, target: str) -> bool:
-        """Whether a target stands for data that may have changed: scores, and the whole."""
-        return target == "sft_v10" or target.startswith("eval/")
+        """Whether a target names the data that the run is bound to: all but its pictures."""
+        return target.startswith(("sft_v10", "exports/", "verify/", "eval/"))
 
     def compare(self, target: str, fresh: dict[str, bytes]) -> None:
         """Every file that a target stands for is there, with a fresh build's bytes."""
@@ -181,10 +183,12 @@ class Run:
         last = self.settings()["train"]["max_steps"]
         figures = [f"figures/{name}.png" for name in ("curves", "overlay", "coverage")]
         if target == "sft_v10":
+            scores = ("metrics.json", "clips/clip.mp4", "sheet.png", "scores.png")
             return [
                 f"{DATA}/READY",
+                f"exports/step-{last}.safetensors",
                 f"verify/step-{last}.json",
-                f"eval/step-{last}/metrics.json",
+                *(f"eval/step-{last}/{name}" for name in scores),
                 *figures,
             ]
         return [target]

@@ -2,8 +2,8 @@
 
 The rules, their input functions and `bind_run` are the real ones; the heavy steps are light
 stand-ins (`stand_ins`), because what counts here is which jobs run. The real steps' own results
-are tested elsewhere. A finished checkpoint or export, asked for by itself, stands for the data that
-its run is bound to; what must be refused once the data changed are scores and the main target.
+are tested elsewhere. A finished checkpoint, asked for by itself, stands for the data that its run
+is bound to; exports, reports, scores and the main target are refused once the data changed.
 """
 
 import importlib
@@ -65,6 +65,30 @@ def test_deleted_parts_of_the_data_are_missed(sequence: ModuleType, run: Any, pa
     next((run.folder / sequence.DATA).glob(part)).unlink()
     assert run.ask(SCORE) == 0
     assert list((run.folder / sequence.DATA).glob(part))
+
+
+@pytest.mark.parametrize("part", ["latents/*.safetensors", "index/runs/*.jsonl", "text/table.*"])
+def test_a_data_set_that_lacks_a_part_is_not_ready(
+    sequence: ModuleType, run: Any, part: str
+) -> None:
+    """READY is newer than all else, as after an edit that failed to prepare and was taken back."""
+    gone = next((run.folder / sequence.DATA).glob(part))
+    gone.unlink()
+    (run.folder / sequence.DATA / "READY").touch()
+    assert run.ask(MAIN) == 0
+    assert gone.exists()
+    assert run.ask(MAIN) == 0
+    assert "Nothing to be done" in run.said
+
+
+@pytest.mark.parametrize(
+    "name", ["exports/step-4.safetensors", *(f"eval/step-4/{n}" for n in ("sheet.png", "clips"))]
+)
+def test_the_main_target_misses_what_it_stands_for(run: Any, name: str) -> None:
+    gone = run.folder / name
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    assert run.ask(MAIN) == 0
+    assert gone.exists()
 
 
 def test_a_copy_without_snakemakes_records(sequence: ModuleType, run: Any) -> None:
