@@ -31,13 +31,6 @@ ROOT = Path(__file__).parents[1]
 DATA = Path("data/gc25d_v10")
 CLIPS = 50
 FRAMES, HEIGHT, WIDTH = 81, 480, 832
-MODELS = (
-    "vae/config.json",
-    "vae/diffusion_pytorch_model.safetensors",
-    "text/config.json",
-    "text/model.safetensors",
-    "transformer/model.safetensors",
-)
 PROMPTS = {f"key{i}": f"The player holds button {i} and walks." for i in range(5)}
 RAW_FILES = (
     "frames.tar",
@@ -87,28 +80,15 @@ def buried_clips(runs: int) -> list[str]:
 
 
 def simulate_captures(folder: Path, runs: int) -> None:
-    """External captures, folders of models, and the settings that describe them."""
+    """External captures and the settings that describe them."""
     for number in range(runs):
         raw = folder / f"captures/day/castle/run-{number:03d}"
         raw.mkdir(parents=True)
         for name in RAW_FILES:
             (raw / name).write_text("{}")
     write_text(folder / "buried.txt", "# unfit\n" + "\n".join(buried_clips(runs)) + "\n")
-    for name in MODELS:
-        write_text(folder / "models" / name, "{}")
-    prep = {
-        "val_runs": [run_name(i) for i in range(10)],
-        "buried_file": "buried.txt",
-        "codec_dir": "models/vae",
-        "text": {"dir": "models/text"},
-    }
-    own = {
-        "raw_root": "captures",
-        "prep": prep,
-        "model": {"init_dir": "models/transformer"},
-        "regression": {"init_from": "models/transformer"},
-    }
-    write_text(folder / "own.yaml", yaml.safe_dump(own))
+    prep = {"val_runs": [run_name(i) for i in range(10)], "buried_file": "buried.txt"}
+    write_text(folder / "own.yaml", yaml.safe_dump({"raw_root": "captures", "prep": prep}))
 
 
 def simulate_prep(folder: Path, runs: int) -> None:
@@ -147,14 +127,14 @@ def measure(folder: Path, command: list[str]) -> Usage:
     return Usage(round(time.perf_counter() - start, 2), round(used.ru_maxrss / 1024, 1))
 
 
-def dry_run(folder: Path, target: str) -> Usage:
-    """A dry run of the full configuration."""
+def snakemake(folder: Path, target: str, *options: str) -> Usage:
+    """Snakemake with the full configuration."""
     settings = ["--configfile", str(ROOT / "config/config.yaml"), *configfiles(folder)]
     return measure(
         folder,
-        ["snakemake", "-n", "--quiet", "--cores", "1", "--snakefile", str(ROOT / "Snakefile"),
-         "--workflow-profile", str(ROOT / "profiles/default"), "--directory", str(folder), target,
-         *settings],
+        ["snakemake", target, *options, "--quiet", "--cores", "1",
+         "--snakefile", str(ROOT / "Snakefile"), "--workflow-profile",
+         str(ROOT / "profiles/default"), "--directory", str(folder), *settings],
     )  # fmt: skip
 
 
@@ -171,12 +151,14 @@ def build_index(folder: Path) -> Usage:
 
 
 def measure_all(folder: Path, runs: int) -> dict[str, Usage]:
-    """All figures at one size; build_index runs after the first dry run wrote its settings."""
+    """All figures at one size."""
     simulate_captures(folder, runs)
-    figures = {"dry run, nothing built": dry_run(folder, "sft_v10")}
+    figures = {"dry run, nothing built": snakemake(folder, "sft_v10", "-n")}
+    for step in ("prep", "text", "index"):
+        snakemake(folder, str(DATA / f"settings/{step}.json"))
     simulate_prep(folder, runs)
     figures["build_index"] = build_index(folder)
-    figures["dry run, data built"] = dry_run(folder, "sft_v10")
+    figures["dry run, data built"] = snakemake(folder, "sft_v10", "-n")
     return figures
 
 

@@ -9,6 +9,7 @@ from gc25d import plan
 from gc25d.captures_check import check_captures
 from gc25d.errors import UserError
 from gc25d.records import write_json
+from gc25d.workflow.settings_files import settings_contents
 
 
 def add_run(folder: Path, *lengths: int, source: str = "unreal") -> None:
@@ -19,7 +20,7 @@ def add_run(folder: Path, *lengths: int, source: str = "unreal") -> None:
 
 def parse(**config: object) -> None:
     """What the rules do first, in the current folder."""
-    plan.write_settings_files(plan.load_settings(config))
+    settings_contents(plan.load_settings(config))
 
 
 @pytest.fixture(autouse=True)

@@ -5,27 +5,23 @@ Imports no torch. Raises `UserError`, whose message the Snakefile prints as it i
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from gc25d.binding import bring_up_to_date, check_binding, holds_result
-from gc25d.captures_check import check_captures
-from gc25d.contents import content_digests
 from gc25d.errors import UserError
-from gc25d.imported_code import code_digest
 from gc25d.processes import check_processes, choose_engine, processes_per_node
-from gc25d.records import read_json, write_json
+from gc25d.records import read_json
 from gc25d.settings import Settings
-from gc25d.step_settings import step_json, step_settings
 
 _TAR_PART = re.compile(r"(?:frames|stencil)-\d{1,6}\.tar")
+RUN_RECORD = Path("train/run.json")
+"""What a run is bound to: its settings and the fingerprint of its data."""
 PLACED = Path("train/placed.json")
 """The step at which a state of an older format was placed (gc25d.steps.place_state), if one was."""
-LOCKS = Path(".snakemake/locks")
-"""Holds files while a snakemake works in this folder, and after one was killed."""
 
 
 def load_settings(config: dict[str, Any]) -> Settings:
@@ -54,7 +50,8 @@ def _explain(problem: dict[str, Any]) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return "\nconfig: ".join(f"{key}: {fault}" for fault in message.splitlines())
-    return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
+    quoted = ": put it in quotes" if problem["type"] == "string_type" else ""
+    return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}{quoted}"
 
 
 def _keys_beside(path: list[str]) -> list[str]:
@@ -175,10 +172,11 @@ def placed_step() -> int:
     return int(read_json(PLACED)["step"]) if PLACED.exists() else 0
 
 
-def resumed_step(step: int, every: int) -> int:
-    """The checkpoint, or the placed state, from which a segment that ends at `step` starts."""
-    placed = placed_step()
-    return max(checkpoint_before(step, every), placed if placed < step else 0)
+def checkpoint_files(step: int, *, averaged: bool) -> list[Path]:
+    """The files of a checkpoint; with `train.ema` the moving average is among them."""
+    names = ["weights.safetensors", "probe.safetensors", "done.json"]
+    averages = ["ema.safetensors", "ema_probe.safetensors"] if averaged else []
+    return [weights_file(step).with_name(name) for name in (*names, *averages)]
 
 
 def needed_before(step: int, every: int) -> int:
@@ -206,40 +204,6 @@ def settings_files(settings: Settings) -> dict[str, Path]:
         "eval": Path("eval/settings.json"),
         "regression": Path("regression/settings.json"),
     }
-
-
-def write_settings_files(settings: Settings) -> None:
-    """Write the steps' settings files whose content changed, after checking the run's binding.
-
-    While a snakemake works here nothing is written, and other settings than its are refused. Edited
-    code alone is not: its jobs parse the rules too, and people edit while a run goes on.
-    """
-    folders = raw_runs(settings)
-    runs = tuple(folders)
-    check_val_runs(settings.prep.val_runs, runs)
-    check_captures(settings, folders)
-    digests = content_digests(settings)
-    steps = step_settings(settings, runs, digests)
-    contents = {name: step_json(step) for name, step in steps.items()}
-    contents["regression"]["code"] = code_digest()
-    check_binding(contents["train"], settings.dataset)
-    if settings.capture.source == "external":
-        del contents["capture"]  # nothing is ever written below somebody else's captures
-    files = settings_files(settings)
-    changed = [name for name in contents if not holds_result(files[name], contents[name])]
-    if "prep" in changed:
-        check_shared_runs(settings, files["prep"])
-    if any(LOCKS.glob("*")):
-        changed = [name for name in changed if name != "regression"]
-        if not changed:
-            return
-        raise UserError(
-            f"another snakemake works in this folder with other settings ({', '.join(changed)}): "
-            "wait for it, or use --directory. If it was killed, delete .snakemake/locks"
-        )
-    for name in changed:
-        write_json(files[name], contents[name])
-    bring_up_to_date(files, contents)
 
 
 def check_shared_runs(settings: Settings, prepared: Path) -> None:
@@ -274,6 +238,46 @@ def check_val_runs(val_runs: Sequence[str], runs: Sequence[str]) -> None:
             )
 
 
+def check_binding(train: dict[str, Any], dataset: str) -> None:
+    """Refuse settings that differ from those the run in this directory is bound to.
+
+    Raises:
+        UserError: names each changed field, both values, and the ways out.
+    """
+    if not RUN_RECORD.exists():
+        return
+    record = read_json(RUN_RECORD)
+    bound = {"dataset": record["dataset"], **flatten(record["settings"])}
+    asked = {"dataset": dataset, **flatten(train)}
+    changed = [
+        f"{key} is {asked.get(key)!r}, the run was started with {bound.get(key)!r}"
+        for key in sorted(bound.keys() | asked.keys())
+        if bound.get(key) != asked.get(key)
+    ]
+    if changed:
+        raise UserError(refusal(changed))
+
+
+def refusal(changed: list[str]) -> str:
+    """The message that refuses to mix two results in one run."""
+    return (
+        "; ".join(changed) + ". Nothing was started. Put the old value back, or train elsewhere "
+        "with --directory <new folder>, or set this run aside with `python -m gc25d.steps.restart "
+        f"--directory {shlex.quote(str(Path.cwd()))}`"
+    )
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots: {"train": {"lr": 1}} → {"train.lr": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
 def references_path(settings: Settings, device: str, repository: Path) -> Path:
     """References to compare with: `regression.refs_root`, else `refs/` here, else the tracked."""
     root = settings.regression.refs_root
@@ -283,7 +287,11 @@ def references_path(settings: Settings, device: str, repository: Path) -> Path:
 
 
 def cache_environment(settings: Settings) -> dict[str, str]:
-    """Variables that keep every cache and temporary file below `cache_root`, and hubs off."""
+    """Variables that keep every cache and temporary file below `cache_root`, and hubs off.
+
+    ViZDoom loads OpenAL even without sound, and PulseAudio's client then writes into the home
+    directory: no driver of OpenAL's is used.
+    """
     root = Path(settings.cache_root).resolve()
     folders = {
         "HF_HOME": "huggingface",
@@ -294,6 +302,6 @@ def cache_environment(settings: Settings) -> dict[str, str]:
         "TRITON_CACHE_DIR": "triton",
         "XDG_CACHE_HOME": "xdg",
     }
-    (root / folders["TMPDIR"]).mkdir(parents=True, exist_ok=True)
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return {name: str(root / folder) for name, folder in folders.items()} | offline
+    silent = {"ALSOFT_DRIVERS": "null"}
+    return {name: str(root / folder) for name, folder in folders.items()} | offline | silent

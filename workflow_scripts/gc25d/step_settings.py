@@ -6,24 +6,17 @@ own algorithm changes on purpose.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from gc25d.errors import UserError
 from gc25d.records import read_json
 from gc25d.settings import Capture, Evaluation, Geometry, Prep, Regression, Samples, Settings, Text
 from gc25d.settings_base import Natural, Positive, Section, result_settings
 from gc25d.settings_training import Model, Train, Validation
-
-
-class ReadingStep(Section):
-    """A step that reads files which its settings name."""
-
-    contents: dict[str, str] = Field(default_factory=dict)
-    """Dotted key of such a path here → digest of what it leads to (`gc25d.contents`)."""
 
 
 class CaptureStep(Section):
@@ -34,7 +27,7 @@ class CaptureStep(Section):
     capture: Capture
 
 
-class PrepStep(ReadingStep):
+class PrepStep(Section):
     """One raw run → latents, ids and index rows."""
 
     version: int = 2
@@ -43,7 +36,7 @@ class PrepStep(ReadingStep):
     codec_dir: str
 
 
-class TextStep(ReadingStep):
+class TextStep(Section):
     """All prompts → the text table."""
 
     version: int = 1
@@ -66,7 +59,7 @@ class IndexStep(Section):
     grad_accum: Positive
 
 
-class TrainStep(ReadingStep):
+class TrainStep(Section):
     """What binds a run: a change of any of these is refused while the run exists."""
 
     version: int = 1
@@ -79,7 +72,7 @@ class TrainStep(ReadingStep):
     validation: Validation
 
 
-class EvalStep(ReadingStep):
+class EvalStep(Section):
     """An export → sampled videos and their scores."""
 
     version: int = 1
@@ -90,7 +83,7 @@ class EvalStep(ReadingStep):
     cpu_threads: Positive
 
 
-class RegressionStep(ReadingStep):
+class RegressionStep(Section):
     """Gradient norms of every cell on one device."""
 
     version: int = 1
@@ -100,35 +93,18 @@ class RegressionStep(ReadingStep):
 
 
 StepT = TypeVar("StepT", bound=Section)
-TRAINED_FROM = ("model.init_dir", "model.init_ckpt", "train.teacher.weights")
 _CLIP_ID = re.compile(r"\S+__\d{6,}")
 
 
-def step_settings(
-    settings: Settings, runs: tuple[str, ...], digests: Mapping[str, str] | None = None
-) -> dict[str, Section]:
-    """Name of each step's settings file → its content.
-
-    Args:
-        settings: of the whole pipeline.
-        runs: run ids of the data set.
-        digests: setting that names files → digest of their content (`gc25d.contents`).
-    """
+def step_settings(settings: Settings, runs: tuple[str, ...]) -> dict[str, Section]:
+    """Name of each step's settings file → its content; `runs` are the run ids of the data set."""
     data = {"geometry": settings.geometry}
     prep = settings.prep
-    codec = {
-        "codec": prep.codec,
-        "codec_dir": prep.codec_dir,
-        "contents": _contents(digests, {"codec_dir": "prep.codec_dir"}),
-    }
+    codec = {"codec": prep.codec, "codec_dir": prep.codec_dir}
     return {
         "capture": CaptureStep(**data, capture=_one_run(settings.capture)),
         "prep": PrepStep(**data, **codec),
-        "text": TextStep(
-            runs=runs,
-            text=prep.text,
-            contents=_contents(digests, {"text.dir": "prep.text.dir"}),
-        ),
+        "text": TextStep(runs=runs, text=prep.text),
         "index": IndexStep(
             **data,
             runs=runs,
@@ -148,7 +124,6 @@ def step_settings(
             model=settings.model,
             train=settings.train,
             validation=settings.validation,
-            contents=_contents(digests, {name: name for name in TRAINED_FROM}),
         ),
         "eval": EvalStep(
             **data,
@@ -156,17 +131,8 @@ def step_settings(
             evaluation=_named_clips(settings.evaluation),
             cpu_threads=settings.train.cpu_threads,
         ),
-        "regression": RegressionStep(
-            regression=settings.regression,
-            contents=_contents(digests, {"regression.init_from": "regression.init_from"}),
-        ),
+        "regression": RegressionStep(regression=settings.regression),
     }
-
-
-def _contents(digests: Mapping[str, str] | None, keys: Mapping[str, str]) -> dict[str, str]:
-    """Key in a step's settings → digest, of those settings that name files in use."""
-    known = digests or {}
-    return {key: known[setting] for key, setting in keys.items() if setting in known}
 
 
 def buried_clips(prep: Prep) -> tuple[str, ...]:
@@ -195,7 +161,7 @@ def _named_clips(evaluation: Evaluation) -> Evaluation:
 
 def _listed_clips(setting: str, path: Path) -> Iterator[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise UserError(
             f"{setting} {path} is not readable ({error}): expected a text file with one "
@@ -219,10 +185,7 @@ def _one_run(capture: Capture) -> Capture:
 
 def step_json(step: Section) -> dict[str, Any]:
     """The content of a step's settings file: only what alters the result."""
-    kept = result_settings(step)
-    if not kept.get("contents", True):
-        del kept["contents"]
-    return kept
+    return result_settings(step)
 
 
 def load_step(path: Path, step: type[StepT]) -> StepT:

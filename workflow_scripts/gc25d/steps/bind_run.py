@@ -10,9 +10,9 @@ the same binding) and, the first time, train/run.json, which stays for the life 
 import argparse
 from pathlib import Path
 
-from gc25d.binding import CONTENTS, RUN_RECORD, check_binding, refusal, settings_digest
 from gc25d.errors import UserError
-from gc25d.records import read_json, write_json
+from gc25d.plan import RUN_RECORD, check_binding, refusal
+from gc25d.records import digest_json, read_json, write_json
 from gc25d.steps import cli
 
 
@@ -22,25 +22,20 @@ def main(arguments: argparse.Namespace) -> None:
     fingerprint = read_json(arguments.ready)["fingerprint"]
     check_binding(settings, arguments.dataset)
     if RUN_RECORD.exists():
-        record = read_json(RUN_RECORD)
-        bound = record["data_fingerprint"]
+        bound = read_json(RUN_RECORD)["data_fingerprint"]
         if bound != fingerprint:
             raise UserError(
                 refusal([f"data fingerprint is {fingerprint}, the run was started with {bound}"])
             )
     else:
-        record = {
-            "dataset": arguments.dataset,
-            "data_fingerprint": fingerprint,
-            "settings": settings,
-        }
-        write_json(RUN_RECORD, record)
-    # A run that began without contents keeps the digest that its states know.
-    by_content = CONTENTS in record["settings"]
+        write_json(
+            RUN_RECORD,
+            {"dataset": arguments.dataset, "data_fingerprint": fingerprint, "settings": settings},
+        )
     binding = {
         "dataset": arguments.dataset,
         "data_fingerprint": fingerprint,
-        "settings_sha256": settings_digest(settings, by_content=by_content),
+        "settings_sha256": digest_json(settings),
     }
     write_json(arguments.out, binding)
 
