@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gc25d import plan
+from gc25d.binding import RUN_RECORD
 from gc25d.errors import UserError
 from gc25d.records import read_json, write_json
 from gc25d.settings import Settings
@@ -96,9 +97,7 @@ def test_a_bound_run_refuses_other_settings(
     monkeypatch.chdir(tmp_path)
     write_settings_files(settings())
     bound = read_json(Path("train/settings.json"))
-    write_json(
-        plan.RUN_RECORD, {"dataset": "gc25d_v10", "data_fingerprint": "f", "settings": bound}
-    )
+    write_json(RUN_RECORD, {"dataset": "gc25d_v10", "data_fingerprint": "f", "settings": bound})
     write_settings_files(settings(train={"max_steps": 5000, "workers": 2}))
     with pytest.raises(UserError) as refused:
         write_settings_files(settings(train={"lr": 0.5}, model={"vocab": "ids"}))
