@@ -21,6 +21,7 @@ LAYERS = (
         "devices_claim",
         "step_settings",
         "processes",
+        "rates",
         "plan",
         "settings_docs",
     ),
@@ -43,6 +44,7 @@ NO_TORCH = (
     "records",
     "step_settings",
     "processes",
+    "rates",
     "plan",
     "settings_docs",
 )

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from gc25d.errors import UserError
 from gc25d.processes import check_processes, choose_engine, processes_per_node
+from gc25d.rates import with_bound_rates
 from gc25d.records import digest_file, digest_json, holds_json, read_json, write_json
 from gc25d.settings import Settings
 from gc25d.step_settings import step_json, step_settings
@@ -219,6 +220,8 @@ def write_settings_files(settings: Settings) -> None:
     check_val_runs(settings.prep.val_runs, runs)
     contents = {name: step_json(step) for name, step in step_settings(settings, runs).items()}
     contents["regression"]["code"] = code_digest()
+    if settings.train.reset_lr_on_resume and RUN_RECORD.exists():
+        contents["train"] = with_bound_rates(contents["train"], read_json(RUN_RECORD)["settings"])
     check_binding(contents["train"], settings.dataset)
     if settings.capture.source == "external":
         del contents["capture"]  # nothing is ever written below somebody else's captures

@@ -1,11 +1,13 @@
 """The export: bf16 tensors under native names, and metadata that says where they come from."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from gc25d import __version__
 from gc25d.errors import UserError
+from gc25d.records import to_json
 from gc25d.step_settings import TrainStep
 from gc25d.tensors import read_tensors
 
@@ -31,12 +33,14 @@ def export_metadata(
     data_fingerprint: str,
     tensors_sha256: str,
     average: bool = False,
+    lr_changes: Sequence[Mapping[str, float]] = (),
 ) -> dict[str, str]:
     """The metadata strings of an export.
 
     Nothing depends on the machine, the folder, the clock or on crashes: paths stand as the settings
     give them, and `resumed_from` names the chain's checkpoint before this one. An `average` of the
-    weights says so by one key more, `ema`: its decay.
+    weights says so by one key more, `ema`: its decay. Rates that changed under the run
+    (train.reset_lr_on_resume) stand in `lr_changes`, JSON; `lr` and `cond_lr` are the first ones.
     """
     train, samples, model = settings.train, settings.samples, settings.model
     values: dict[str, str | float | bool] = {
@@ -73,7 +77,8 @@ def export_metadata(
         "tensors_sha256": tensors_sha256,
     }
     averaged = {"ema": train.ema} if average else {}
-    return {key: _string(value) for key, value in (values | averaged).items()}
+    changed = {"lr_changes": to_json(list(lr_changes), indent=None)} if lr_changes else {}
+    return {key: _string(value) for key, value in (values | averaged | changed).items()}
 
 
 def _string(value: str | float | bool) -> str:

@@ -11,6 +11,7 @@ Output: bf16 tensors under native names with metadata (docs/resume.md says why i
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +26,8 @@ from gc25d.tensors import digest_tensors, write_tensors
 def main(arguments: argparse.Namespace) -> None:
     """Gather the tensors and write them."""
     settings = load_step(arguments.settings, TrainStep)
-    done = read_json(arguments.done) if arguments.done else {"step": 0, "resumed_step": 0}
+    start: dict[str, Any] = {"step": 0, "resumed_step": 0}
+    done = read_json(arguments.done) if arguments.done else start
     trained = done["step"] > 0
     tensors = training_weights(arguments.weights) if trained else starting_weights(settings)
     metadata = export_metadata(
@@ -37,6 +39,7 @@ def main(arguments: argparse.Namespace) -> None:
         data_fingerprint=read_json(arguments.binding)["data_fingerprint"],
         tensors_sha256=digest_tensors(tensors),
         average=arguments.average,
+        lr_changes=done.get("lr_changes", ()),
     )
     write_tensors(arguments.out, tensors, metadata)
 

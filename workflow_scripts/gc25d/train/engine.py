@@ -1,5 +1,6 @@
 """Where the arithmetic of training runs: devices, processes, backward, clipping, state."""
 
+import logging
 import math
 import os
 from collections.abc import Iterable
@@ -14,6 +15,8 @@ from gc25d.errors import UserError
 from gc25d.methods.base import LossMap, Outputs, TrainingMethod
 from gc25d.methods.roles import TrainedRole
 from gc25d.train.fragments import Fragment
+
+logger = logging.getLogger(__name__)
 
 FP32_BYTES = 4
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -74,9 +77,13 @@ class Engine(Protocol):
     def clip(self, method: TrainingMethod, iteration: int, max_norm: float) -> float:
         """Scale each stepping role's gradients down to a global norm of `max_norm`.
 
+        Before that, gradients that are not finite become 0, with a warning, where the method's
+        `get_grad_sanitize_targets` names them.
+
         Returns:
-            The norm before that, over all of them and over all processes' parts; an infinity or
-            NaN if any gradient is not finite: the caller must then not step.
+            The norm before scaling, over all of them and over all processes' parts; an infinity or
+            NaN if any gradient was not finite and has no such target, or if nothing finite was
+            left: the caller must then not step.
         """
         ...
 
@@ -185,14 +192,16 @@ class PlainEngine:
 
     def clip(self, method: TrainingMethod, iteration: int, max_norm: float) -> float:
         """Clip each target's gradients; returns the norm over all of them before that."""
-        sanitize(
-            p.grad
-            for parameters in method.get_grad_sanitize_targets(iteration).values()
-            for p in parameters
-            if p.grad is not None
-        )
-        targets = method.get_grad_clip_targets(iteration).values()
-        norms = [float(self.accelerator.clip_grad_norm_(target, max_norm)) for target in targets]
+        sanitized = method.get_grad_sanitize_targets(iteration)
+        norms = []
+        for name, target in method.get_grad_clip_targets(iteration).items():
+            gradients = [p.grad for p in target if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
+            if not norm.isfinite() and name in sanitized:
+                allowed = [p.grad for p in sanitized[name] if p.grad is not None]
+                norm = sanitized_norm(name, iteration, allowed, gradients, norm)
+            torch.nn.utils.clip_grads_with_norm_(target, max_norm, norm)
+            norms.append(float(norm))
         return math.hypot(*norms)
 
     def fragments(self, method: TrainingMethod) -> list[Fragment]:
@@ -211,7 +220,7 @@ class PlainEngine:
 
     def full_weights(self, method: TrainingMethod, role: str) -> dict[str, Tensor] | None:
         """The role's weights, bf16 on the CPU."""
-        return bf16_weights(method.roles[role])
+        return bf16_weights(method.inference_checkpoint_modules(role)["transformer"])
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """The values themselves, on the CPU."""
@@ -276,6 +285,30 @@ def sanitize(gradients: Iterable[Tensor]) -> None:
     """Put 0 in place of every value that is not finite."""
     for gradient in gradients:
         gradient.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def sanitized_norm(
+    role: str, iteration: int, allowed: Iterable[Tensor], gradients: list[Tensor], found: Tensor
+) -> Tensor:
+    """The norm of a role's `gradients` once those `allowed` are sanitized; `found` was it before.
+
+    `found` again if nothing but zeros is left.
+    """
+    sanitize(allowed)
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return norm if tell_sanitized(role, iteration, float(found), float(norm)) else found
+
+
+def tell_sanitized(role: str, iteration: int, found: float, left: float) -> bool:
+    """Whether the norm that is `left` makes a step; warns if so."""
+    usable = left > 0
+    if usable:
+        logger.warning(
+            "step %d: the gradient norm of role %s is %s; what is not finite in its gradients was "
+            "set to 0, which leaves %.6g",
+            *(iteration + 1, role, found, left),
+        )
+    return usable
 
 
 def bf16_weights(model: nn.Module) -> dict[str, Tensor]:

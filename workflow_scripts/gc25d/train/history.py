@@ -9,6 +9,7 @@ import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 from gc25d.records import append_jsonl
 
@@ -22,11 +23,17 @@ def record_event(folder: Path, event: str, **fields: object) -> None:
     append_jsonl(folder / HISTORY, {"event": event, **place, **fields})
 
 
+def events(folder: Path) -> list[dict[str, Any]]:
+    """All events, in their order; lines cut by a full disk or a lost power supply are left out."""
+    path = folder / HISTORY
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
+
+
 def ended_badly(folder: Path) -> bool:
     """Whether the last attempt started and never said how it ended."""
-    path = folder / HISTORY
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):  # a line cut by a full disk or a lost power supply
-            return json.loads(line)["event"] in ("start", "resume")
-    return False
+    told = events(folder)
+    return bool(told) and told[-1]["event"] in ("start", "resume")
