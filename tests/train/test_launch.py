@@ -1,5 +1,6 @@
 """Starting the processes of a job: their places, their statuses, requests to stop, and deaths."""
 
+import json
 import os
 import signal
 import subprocess
@@ -79,6 +80,20 @@ def test_processes_know_their_places(tmp_path: Path) -> None:
     assert told == {"2": "2 0 6 2 head 1234 cpu", "3": "3 1 6 2 head 1234 cpu"}
 
 
+def test_what_another_launcher_has_set_does_not_reach_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DS_ACCELERATOR", "ACCELERATE_MIXED_PRECISION", "OMPI_COMM_WORLD_RANK", "RANK"):
+        monkeypatch.setenv(name, "7")
+    told = 'import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], "w"))'
+    path = tmp_path / "environment"
+    assert run_processes(command(told, str(path)), Layout(1, 1, gpu=True)) == 0
+    seen = json.loads(path.read_text())
+    assert seen["RANK"] == "0"
+    assert seen["GC25D_STARTED_BY"] == str(os.getpid())
+    assert not {"DS_ACCELERATOR", "ACCELERATE_MIXED_PRECISION", "OMPI_COMM_WORLD_RANK"} & {*seen}
+
+
 def test_a_gpu_job_leaves_the_choice_of_the_device_alone(tmp_path: Path) -> None:
     assert run_processes(command(PLACE, f"{tmp_path}/"), Layout(1, 1, gpu=True)) == 0
     rank, local, world, per_node, address, _, accelerator = (tmp_path / "0").read_text().split()
@@ -109,10 +124,11 @@ def test_a_killed_process_has_the_status_that_shells_give() -> None:
     assert run_processes(command(suicide), Layout(1, 1, gpu=False)) == 128 + 9
 
 
-def test_a_request_to_stop_reaches_every_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_stop_reaches_every_process(tmp_path: Path, number: signal.Signals) -> None:
     parent = subprocess.Popen(command(PARENT, OBEDIENT, f"{tmp_path}/"))
     wait_for(lambda: len([*tmp_path.iterdir()]) == 2)
-    parent.send_signal(signal.SIGTERM)
+    parent.send_signal(number)
     assert parent.wait(30) == 75
 
 

@@ -1,6 +1,7 @@
 """Requests to stop: noted, obeyed after the step, and a second one from a terminal at once."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def trainer(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP"])
 def test_a_request_lets_the_step_finish_and_has_a_status_of_its_own(
     trainer: subprocess.Popen[str], name: str
 ) -> None:
@@ -83,7 +84,7 @@ def test_only_a_second_interrupt_ends_at_once(trainer: subprocess.Popen[str]) ->
     assert trainer.returncode == 128 + signal.SIGINT
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP"])
 def test_a_signal_to_all_processes_leaves_helpers_at_work(name: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", WITH_A_HELPER],
@@ -96,6 +97,37 @@ def test_a_signal_to_all_processes_leaves_helpers_at_work(name: str) -> None:
     os.killpg(process.pid, signal.Signals[name])
     said, _ = process.communicate(timeout=20)
     assert said == f"worked\n0 {name}\n"
+
+
+def test_a_closed_terminal_is_a_request() -> None:
+    """The kernel sends SIGHUP to all that work in the foreground of a terminal that goes."""
+    terminal, inside = pty.openpty()
+    of_the_terminal = f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{LOOP}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", of_the_terminal],
+        stdin=inside,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    os.close(inside)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.close(terminal)
+    said, _ = process.communicate(timeout=20)
+    assert (said, process.returncode) == ("saved SIGHUP\n", 75)
+
+
+def test_under_nohup_a_closed_terminal_is_none() -> None:
+    ignoring = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{LOOP}"
+    process = subprocess.Popen([sys.executable, "-c", ignoring], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=20)
+    assert said == "saved SIGTERM\n"
 
 
 def test_requests_are_heard_while_the_main_thread_is_inside_a_library() -> None:

@@ -10,6 +10,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 from gc25d.dataset.clips import ClipDataset
+from gc25d.errors import UserError
 from gc25d.export.write import METADATA_KEYS, export_metadata
 from gc25d.methods.base import TrainingMethod
 from gc25d.methods.finetune import FinetuneMethod
@@ -47,7 +48,7 @@ def train(
     folder = run / f"step-{until}"
     files = SegmentFiles(folder / "w.safetensors", folder / "p.safetensors", folder / "done.json")
     pace = Pace(2, save_every, 100, 1, 0, rates=rates)
-    train_segment(settings, data, run, Task(until, 0, "b"), pace, files)
+    train_segment(settings, data, run, Task(until, "b"), pace, files)
     return digest_file(files.weights)
 
 
@@ -93,9 +94,14 @@ def test_it_changes_no_bit_of_the_training(
 def test_killed_before_the_first_state_it_is_not_done_again(
     small_dataset: Path, tmp_path: Path
 ) -> None:
+    def killed() -> None:
+        shutil.rmtree(tmp_path / "states")
+        shutil.rmtree(tmp_path / "step-1")
+        history = tmp_path / "history.jsonl"
+        history.write_text(history.read_text().splitlines()[0] + "\n")
+
     train(small_dataset, tmp_path, 1)
-    shutil.rmtree(tmp_path / "states")
-    shutil.rmtree(tmp_path / "step-1")
+    killed()
     log = tmp_path / "val_log.csv"
     head, first, second, *_ = log.read_text().splitlines()
     log.write_text(f"{head}\n{first[:-1]}9\n{second}\n")  # a figure that no validation gives
@@ -103,7 +109,7 @@ def test_killed_before_the_first_state_it_is_not_done_again(
     assert log.read_text().splitlines()[1] == f"{first[:-1]}9"
     assert validations(tmp_path) == [0, 0, 1, 1]
     log.write_text(f"{head}\n{first}\n{second[:20]}")  # killed while it was written
-    shutil.rmtree(tmp_path / "states")
+    killed()
     train(small_dataset, tmp_path, 1)
     assert log.read_text().splitlines()[1:3] == [first, second]
     assert validations(tmp_path) == [0, 0, 1, 1]
@@ -151,27 +157,31 @@ def test_new_rates_hold_from_the_resume_on(small_dataset: Path, tmp_path: Path) 
     assert "lr_changes" not in read_json(tmp_path / "step-2/done.json")
     starts = [row for row in read_jsonl(tmp_path / "history.jsonl") if "lr" in row]
     assert [(row["step"], row["lr"]) for row in starts] == [(0, LR), (2, LR / 10)]
-    # One step with other rates, then the old ones: the same as a run of the old ones otherwise.
-    train(small_dataset, tmp_path, 7)
+    with pytest.raises(UserError, match=r"from step 3 on lr is 0\.0003 .*reset_lr_on_resume"):
+        train(small_dataset, tmp_path, 7)
+    train(small_dataset, tmp_path, 7, (LR, 3e-3))
     assert rates(tmp_path)[-1] == LR
     assert [c["step"] for c in read_json(tmp_path / "step-7/done.json")["lr_changes"]] == [3, 7]
 
 
 def test_a_run_whose_rates_changed_resumes_exactly(small_dataset: Path, tmp_path: Path) -> None:
     asked = (LR / 10, LR / 5)
-    for run in ("whole", "killed"):
-        train(small_dataset, tmp_path / run, 2)
+    killed, kept = tmp_path / "killed", tmp_path / "kept"
+    train(small_dataset, killed, 2)
+    shutil.copytree(killed / "states", kept)
+    train(small_dataset, killed, 4)
+    shutil.copytree(killed, tmp_path / "whole")
     whole = train(small_dataset, tmp_path / "whole", 7, asked)
     assert whole != train(small_dataset, tmp_path / "plain", 7)
-    train(small_dataset, tmp_path / "killed", 5, asked)
-    assert train(small_dataset, tmp_path / "killed", 7, asked) == whole
-    # All states from the change on are lost: steps up to it are trained with the rates of then.
-    for step in (5, 6, 7):
-        shutil.rmtree(tmp_path / f"killed/states/step-000000{step}", ignore_errors=True)
-        shutil.rmtree(tmp_path / f"killed/step-{step}", ignore_errors=True)
-    shutil.rmtree(tmp_path / "killed/states")
-    assert train(small_dataset, tmp_path / "killed", 7, asked) == whole
-    assert rates(tmp_path / "killed") == rates(tmp_path / "whole")
+    train(small_dataset, killed, 5, asked)
+    assert train(small_dataset, killed, 7, asked) == whole
+    # All states from the change on are lost: steps 3 and 4 are trained with the rates of then.
+    shutil.rmtree(killed / "states")
+    shutil.copytree(kept, killed / "states")
+    for step in (4, 5, 7):
+        shutil.rmtree(killed / f"step-{step}")
+    assert train(small_dataset, killed, 7, asked) == whole
+    assert rates(killed) == rates(tmp_path / "whole")
 
 
 def test_a_step_behind_the_chain_has_the_rates_of_then(small_dataset: Path, tmp_path: Path) -> None:
@@ -197,7 +207,8 @@ def test_rates_come_from_the_command_line() -> None:
 
 def test_an_export_tells_of_changed_rates() -> None:
     told = {
-        **{"step": 6, "resumed_step": 2, "dataset": "d", "data_root": "data"},
+        **{"step": 6, "resumed_from": "step-2", "resumed_step": 2},
+        **{"dataset": "d", "data_root": "data"},
         **{"data_fingerprint": "f", "tensors_sha256": "t"},
     }
     plain = export_metadata(SETTINGS, **told)

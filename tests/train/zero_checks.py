@@ -4,6 +4,7 @@ Toy networks whose gradients are known by hand, in bf16 with fp32 masters, throu
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 from unittest import mock
@@ -20,7 +21,11 @@ from gc25d.methods.roles import STUDENT, TrainedRole
 from gc25d.train import deepspeed_engine
 from gc25d.train.deepspeed_engine import ZeroEngine
 from gc25d.train.feed import MicroBatch
+from gc25d.train.fragments import Fragment
 from gc25d.train.loop import Cadence, Segment
+from gc25d.train.state_reader import load_state, shapes_of
+from gc25d.train.state_writer import StateWriter
+from gc25d.train.states import newest_state
 
 MICRO_BATCHES = 4
 SHARE = 1 / (2 * MICRO_BATCHES)
@@ -51,6 +56,27 @@ class Twice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(self.layer(x.to(self.layer.weight.dtype))).float().square().mean()
+
+
+class Weighed(nn.Module):
+    """x · (1·w_0 + 2·w_1 + …): the gradient of the k-th weight of all is k · x, exactly.
+
+    19 weights of the first two tensors go into one optimizer group, 7 of the third into another, so
+    that tensors start in the middle of a group, and a process's part in the middle of a tensor.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes, numbers = {"a": (5,), "b": (2, 7), "c": (7,)}, iter(range(1, 27))
+        for name, shape in shapes.items():
+            setattr(
+                self, name, nn.Parameter(torch.linspace(0.5, 1.5, math.prod(shape)).view(shape))
+            )
+            factors = torch.tensor([float(next(numbers)) for _ in range(math.prod(shape))])
+            self.register_buffer(f"of_{name}", factors.view(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * sum((getattr(self, f"of_{name}") * getattr(self, name)).sum() for name in "abc")
 
 
 class Toy(TrainingMethod):
@@ -228,6 +254,39 @@ def check_fragments(engine: ZeroEngine) -> dict[str, object]:
     }
 
 
+def weighed(engine: ZeroEngine) -> Toy:
+    """A new network with AdamW, prepared."""
+    model = Weighed()
+    method = Toy(model, AdamW([{"params": [model.a, model.b]}, {"params": [model.c]}], lr=1e-3))
+    engine.prepare(method)
+    return method
+
+
+def check_moments(engine: ZeroEngine, root: Path) -> dict[str, object]:
+    """Moments after a step at x = 1; then saved, loaded into a new network, a step at x = 2."""
+
+    def step(method: Toy, number: int) -> list[Fragment]:
+        inputs = [torch.tensor(float(number))] * MICRO_BATCHES
+        train = segment(method, engine, 1e9)
+        train.optimizer_step(number, iter(micro_batches(inputs, engine.rank)))
+        return engine.fragments(method)
+
+    trained = step(weighed(engine), 1)
+    parts = [(f.name, f.start, f.values.tolist()) for f in trained]
+    writer = StateWriter(root, engine.rank, engine.world_size)
+    writer.save(1, trained, binding="b", checkpoint=True)
+    writer.wait()
+    engine.barrier()
+    restored = weighed(engine)
+    state, fragments = newest_state([root], 1, "b"), engine.fragments(restored)
+    assert state is not None
+    shapes = {k: v for held in engine.gather(shapes_of(fragments)) for k, v in held.items()}
+    load_state(state, fragments, shapes)
+    engine.after_load(restored)
+    again = [(f.name, f.start, f.values.tolist()) for f in step(restored, 2)]
+    return {"trained": engine.gather(parts), "restored": engine.gather(again)}
+
+
 def main(out: Path) -> None:
     engine = ZeroEngine("bf16", 1, 8, 1, gpu=False)
     found = {
@@ -238,6 +297,7 @@ def main(out: Path) -> None:
         "sums": check_own_sums(engine),
         "twice": check_twice(engine),
         "fragments": check_fragments(engine),
+        "moments": check_moments(engine, out.with_name("states")),
         "sum": engine.all_reduce_sum(torch.tensor([engine.rank + 1.0, 10.0])).tolist(),
     }
     if engine.rank == 0:

@@ -11,7 +11,6 @@ several GPUs one process for each makes its share, and the last to finish writes
 import argparse
 import functools
 import logging
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,20 +23,28 @@ from gc25d.methods.ode_cache import OdeCache
 from gc25d.methods.ode_paths import build_paths, ode_cache, ode_plan
 from gc25d.methods.teacher import build_teacher, teacher_guidance
 from gc25d.step_settings import TrainStep, load_step
-from gc25d.steps import cli
-from gc25d.train.launch import Layout, run_processes
+from gc25d.steps import cli, train_arguments
+from gc25d.train.launch import Layout, Place, own_place, run_processes
+from gc25d.workflow.data_lock import reading
 
 logger = logging.getLogger(__name__)
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Make the missing paths, here or in one process a GPU."""
-    if arguments.gpus > 1 and "RANK" not in os.environ:
+    place = own_place()
+    if arguments.gpus > 1 and place is None:
         command = [sys.executable, "-m", "gc25d.steps.build_ode_cache", *sys.argv[1:]]
         status = run_processes(command, Layout(1, arguments.gpus, gpu=True))
         if status:
             sys.exit(status)
         return
+    with reading(arguments.reads):
+        make_missing(arguments, place or Place())
+
+
+def make_missing(arguments: argparse.Namespace, place: Place) -> None:
+    """Make this process's missing paths; the last process to end seals the cache."""
     settings = load_step(arguments.settings, TrainStep)
     if settings.train.method != "kd":
         raise UserError(
@@ -47,9 +54,9 @@ def main(arguments: argparse.Namespace) -> None:
     clips = ClipDataset(arguments.data, "train")
     cache = ode_cache(settings, clips)
     cache.claim()
-    share = (int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    share = (place.rank, place.world_size)
     if cache.missing(range(share[0], len(clips), share[1])):
-        build(settings, cache, clips, share, arguments.batch, _device(arguments.gpus))
+        build(settings, cache, clips, share, arguments.batch, _device(arguments.gpus, place))
     sealed = cache.seal()
     logger.info("%s is %s", cache.folder, "complete" if sealed else "waiting for other processes")
 
@@ -77,7 +84,7 @@ def build(
     )
 
 
-def _device(gpus: int) -> torch.device:
+def _device(gpus: int, place: Place) -> torch.device:
     """The process's GPU, or the CPU.
 
     Raises:
@@ -90,16 +97,17 @@ def _device(gpus: int) -> torch.device:
             "hardware.gpus_per_node asks for GPUs and torch finds none here: run on a GPU node, "
             "or set it to 0"
         )
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cuda", place.local_rank)
 
 
 if __name__ == "__main__":
     parser = cli.parser(__doc__)
     for name in ("settings", "data"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    train_arguments.add_reads(parser)
     for name in ("batch", "gpus"):
         parser.add_argument(f"--{name}", type=int, required=True)
     given = parser.parse_args()
-    if os.environ.get("RANK", "0") != "0":
+    if (own_place() or Place()).rank:
         given.log = None  # the first process has the file
     cli.run(main, given)

@@ -1,12 +1,12 @@
 """One process of a training job; started by gc25d.steps.train, whose arguments it takes.
 
-It reads its place from the environment (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT, as torch.distributed has them) and ends with whoever started it. The first
-process writes the results and the log; the others add their warnings and errors to it.
+Its launcher sets its place in the environment (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT, as torch.distributed has them; from anyone else they are ignored), and it
+ends with its launcher. The first process writes the results and the log; the others add their
+warnings and errors to it.
 """
 
 import argparse
-import os
 import sys
 import time
 
@@ -14,6 +14,7 @@ from gc25d.records import digest_json, read_json
 from gc25d.step_settings import TrainStep, load_step
 from gc25d.steps import cli, train_arguments
 from gc25d.train.engine import SharedError
+from gc25d.train.launch import Place, own_place
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
 
@@ -39,7 +40,7 @@ def train(arguments: argparse.Namespace) -> None:
         load_step(arguments.settings, TrainStep),
         arguments.data,
         arguments.settings.parent,
-        Task(arguments.until, arguments.resumed_step, binding),
+        Task(arguments.until, binding),
         Pace(
             arguments.micro_batch,
             arguments.save_every,
@@ -59,7 +60,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 def rank() -> int:
     """The number of this process."""
-    return int(os.environ["RANK"])
+    return (own_place() or Place()).rank
 
 
 if __name__ == "__main__":

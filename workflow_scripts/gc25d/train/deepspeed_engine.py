@@ -7,7 +7,6 @@ refused. Each trained role has an engine of its own (gc25d/train/zero_role.py).
 
 import logging
 import math
-import os
 import warnings
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from gc25d.records import to_json
 from gc25d.train.engine import (
     FP32_BYTES,
     bf16_weights,
+    explicit_choices,
     fix_arithmetic,
     fuse,
     peak_memory_gb,
@@ -31,6 +31,7 @@ from gc25d.train.engine import (
     tell_sanitized,
 )
 from gc25d.train.fragments import Fragment
+from gc25d.train.launch import own_place
 from gc25d.train.zero_config import REDUCE_BUCKET, zero_config
 from gc25d.train.zero_role import PRECISIONS, ZeroRole, ZeroStep
 from gc25d.train.zero_sums import sum_beside_training
@@ -73,21 +74,22 @@ class ZeroEngine:
         Raises:
             UserError: DeepSpeed is missing, or what runs is not what was asked for.
         """
-        if "WORLD_SIZE" not in os.environ:
+        place = own_place()
+        if place is None:
             raise UserError(
                 "the deepspeed engine needs its launcher: start it through "
                 "`python -m gc25d.steps.train`"
             )
         fix_arithmetic(cpu_threads, gpu=gpu, exact=exact)
         _quiet_deepspeed()
-        self.world_size = int(os.environ["WORLD_SIZE"])
-        self.processes_per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.world_size = place.world_size
+        self.processes_per_host = place.local_world_size
         self.precision = precision
         config = zero_config(self.world_size, precision, global_batch, micro_batch, gpu=gpu)
         group = InitProcessGroupKwargs(backend="nccl" if gpu else "gloo", timeout=TIMEOUT)
         self.accelerator = Accelerator(
             mixed_precision="bf16" if precision == "bf16" else "no",
-            gradient_accumulation_steps=config["gradient_accumulation_steps"],
+            **explicit_choices(config["gradient_accumulation_steps"]),
             deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config),
             kwargs_handlers=[group],
         )

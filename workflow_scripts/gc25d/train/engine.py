@@ -8,9 +8,11 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import GradientAccumulationPlugin, TorchDynamoPlugin
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gc25d.environment import without_them
 from gc25d.errors import UserError
 from gc25d.methods.base import LossMap, Outputs, TrainingMethod
 from gc25d.methods.roles import TrainedRole
@@ -146,10 +148,12 @@ class PlainEngine:
             UserError: a GPU was asked for and there is none.
         """
         fix_arithmetic(cpu_threads, gpu=gpu, exact=exact)
-        self.accelerator = Accelerator(
-            cpu=not gpu,
-            mixed_precision="bf16" if precision == "bf16" else "no",
-        )
+        with without_them():
+            self.accelerator = Accelerator(
+                cpu=not gpu,
+                mixed_precision="bf16" if precision == "bf16" else "no",
+                **explicit_choices(1),
+            )
 
     @property
     def device(self) -> torch.device:
@@ -241,6 +245,20 @@ class PlainEngine:
         """Nothing to part from."""
 
 
+def explicit_choices(rounds: int) -> dict[str, Any]:
+    """What accelerate would otherwise take from the environment.
+
+    Args:
+        rounds: micro-batches that accelerate divides a loss by.
+    """
+    return {
+        "gradient_accumulation_plugin": GradientAccumulationPlugin(num_steps=rounds),
+        "dynamo_plugin": TorchDynamoPlugin(
+            backend="no", mode="default", fullgraph=False, use_regional_compilation=False
+        ),
+    }
+
+
 def fix_arithmetic(cpu_threads: int, *, gpu: bool, exact: bool = True) -> None:
     """Make sums repeat: their order is fixed on the CPU, and on the GPU if `exact`.
 
@@ -257,7 +275,7 @@ def fix_arithmetic(cpu_threads: int, *, gpu: bool, exact: bool = True) -> None:
     torch.use_deterministic_algorithms(exact or not gpu)
     # New memory is always written before it is read: filling it first only costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if gpu:
         choose_kernels_by_rule(exact)
 

@@ -17,23 +17,28 @@ HISTORY = "history.jsonl"
 
 
 def record_event(folder: Path, event: str, **fields: object) -> None:
-    """Append one event with the time (UTC) and the host."""
+    """Append one event with the time (UTC) and the host; a line that a kill cut goes."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     place = {"time": now, "host": socket.gethostname(), "pid": os.getpid()}
     append_jsonl(folder / HISTORY, {"event": event, **place, **fields})
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    """All events, in their order; lines cut by a full disk or a lost power supply are left out."""
+    """The events so far; lines that are no event (cut by a full disk or a power cut) are left out.
+
+    Each has at least its name, `event`, and its `step`.
+    """
     path = folder / HISTORY
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    rows = []
+    for line in lines:
         with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return found
+            rows.append(json.loads(line))
+    told = [row for row in rows if isinstance(row, dict) and "event" in row]
+    return [row for row in told if isinstance(row.get("step"), int)]
 
 
 def ended_badly(folder: Path) -> bool:
     """Whether the last attempt started and never said how it ended."""
-    told = events(folder)
-    return bool(told) and told[-1]["event"] in ("start", "resume")
+    last = events(folder)[-1:]
+    return any(row["event"] in ("start", "resume") for row in last)

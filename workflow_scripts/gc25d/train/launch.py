@@ -18,17 +18,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import FrameType
 
+from gc25d.environment import STARTED_BY, cleaned, launched
 from gc25d.errors import UserError
-from gc25d.train.signals import EXIT_STATUS
+from gc25d.train.signals import EXIT_STATUS, heard
 
 logger = logging.getLogger(__name__)
 
 GRACE_S = 20.0
 _POLL_S = 0.1
-_FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -54,6 +54,23 @@ class Meeting:
 
     address: str
     port: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process's place among those of its job."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+
+def own_place() -> Place | None:
+    """Where the launcher has put this process; None for one that it did not start."""
+    if not launched(os.environ, os.getppid()):
+        return None
+    return Place(**{field.name: int(os.environ[field.name.upper()]) for field in fields(Place)})
 
 
 def run_processes(
@@ -162,8 +179,9 @@ def _end_with(parent: int) -> None:
 
 
 def _environment(layout: Layout, meeting: Meeting, rank: int, local: int) -> Mapping[str, str]:
-    """What torch.distributed and accelerate read of a process's place."""
+    """This process's, cleaned, and what torch.distributed and accelerate read of a place."""
     place = {
+        STARTED_BY: os.getpid(),
         "RANK": rank,
         "LOCAL_RANK": local,
         "WORLD_SIZE": layout.world_size,
@@ -176,7 +194,7 @@ def _environment(layout: Layout, meeting: Meeting, rank: int, local: int) -> Map
     helpers = max(1, (os.cpu_count() or 1) // layout.processes_per_node)
     compiler = {"TORCHINDUCTOR_COMPILE_THREADS": str(helpers)}
     placed = {name: str(value) for name, value in place.items()}
-    return {**compiler, **os.environ, **placed, **device}
+    return {**compiler, **cleaned(os.environ, os.getppid()), **placed, **device}
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], first: int, grace_s: float) -> int:
@@ -204,17 +222,18 @@ def _status(code: int) -> int:
 def _forwarding(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
     """Pass requests to stop on, and wait for their effect instead of dying of them.
 
-    An interrupt goes on as SIGTERM: a terminal has sent it to every process already, and a second
-    one ends a process without saving.
+    An interrupt and SIGHUP go on as SIGTERM: a terminal has sent them to every process already, and
+    a second interrupt ends a process without saving.
     """
 
     def forward(number: int, frame: FrameType | None) -> None:
-        sent = signal.SIGTERM if number == signal.SIGINT else signal.Signals(number)
+        from_terminal = number in (signal.SIGINT, signal.SIGHUP)
+        sent = signal.SIGTERM if from_terminal else signal.Signals(number)
         for process in processes:
             if process.poll() is None:
                 process.send_signal(sent)
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before = {number: signal.signal(number, forward) for number in heard()}
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from gc25d.errors import UserError
 from gc25d.methods.base import TrainingMethod
 from gc25d.methods.roles import STUDENT
 from gc25d.rates import RateChange, rate_changes, rates_of, with_change
@@ -40,10 +41,22 @@ def known_rates(
     Args:
         settings: of the run, with the rates that it was started with.
         run: its folder.
-        asked: the rates from here on; None for those of the settings.
+        asked: the rates from here on; None where the settings let none change.
         start: the step of the state.
         aside: whether a step behind the chain's state is trained again: with the rates of then.
+
+    Raises:
+        UserError: the rates were changed, and nobody says which are to hold now.
     """
     first = RateChange(1, settings.train.lr, settings.train.cond_lr)
     known = rate_changes(events(run), first)
-    return known if aside else with_change(known, RateChange(start + 1, *(asked or first.rates)))
+    if aside:
+        return known
+    if asked is None and known[-1].rates != first.rates:
+        last = known[-1]
+        raise UserError(
+            f"this run's rates were changed: from step {last.step} on lr is {last.lr:g} and "
+            f"cond_lr {last.cond_lr:g}. Set train.reset_lr_on_resume to true again, with the "
+            "rates that are to hold from now on"
+        )
+    return with_change(known, RateChange(start + 1, *(asked or first.rates)))

@@ -12,6 +12,7 @@ from gc25d.methods.roles import STUDENT
 from gc25d.rates import RateChange, changes_up_to
 from gc25d.records import write_json
 from gc25d.step_settings import TrainStep
+from gc25d.train.chain import STATES, segment_folder
 from gc25d.train.ema import with_average
 from gc25d.train.engine import Engine, SharedError
 from gc25d.train.feed import MicroBatches, Span, read_ahead
@@ -20,16 +21,9 @@ from gc25d.train.logs import Log, NoLog, RunLog, validated
 from gc25d.train.loop import Cadence, Segment
 from gc25d.train.pace import Pace
 from gc25d.train.reset_rates import RateResets, known_rates
-from gc25d.train.results import summary, write_probe, write_weights
+from gc25d.train.results import checkpoint_name, summary, write_probe, write_weights
 from gc25d.train.segment_data import fixed_validation, schedule, training_clips
-from gc25d.train.segment_states import (
-    STATES,
-    States,
-    averaged_weights,
-    from_first,
-    resume,
-    segment_folder,
-)
+from gc25d.train.segment_states import States, averaged_weights, from_first, resume
 from gc25d.train.setup import build_engine, starting_method
 from gc25d.train.signals import Preempted, Preemption
 
@@ -61,8 +55,6 @@ class Task:
 
     until: int
     """The step to train to."""
-    resumed_step: int
-    """The chain's checkpoint before it; 0 is the start."""
     binding: str
     """Digest of the run's settings and data; states of another binding are refused."""
 
@@ -133,7 +125,7 @@ def train_segment(
         if engine.rank == 0:
             if reached == task.until and settings.train.ema:
                 write_average(roots, task, engine, settings, files)
-            end_segment(folder, [run, folder], order, task, files, reached, rates)
+            end_segment(folder, run, order, task, states.segment_start, files, reached, rates)
         engine.close()
         if reached < task.until:
             raise Preempted(f"stopped on request after step {reached}, whose state is saved")
@@ -144,9 +136,16 @@ def prepared_states(
 ) -> tuple[int, States]:
     """Load the newest state of `roots`; returns its step, and what saves into the last of them."""
     fragments, ema = with_average(engine.fragments(method), decay)
-    start = resume(method, engine, fragments, roots, until=task.until, binding=task.binding)
+    start, began = resume(method, engine, fragments, roots, until=task.until, binding=task.binding)
     states = States(
-        roots[-1], engine, fragments, ema, binding=task.binding, start=start, until=task.until
+        roots[-1],
+        engine,
+        fragments,
+        ema,
+        binding=task.binding,
+        start=start,
+        segment_start=began,
+        until=task.until,
     )
     return start, states
 
@@ -218,9 +217,10 @@ def write_average(
 
 def end_segment(
     folder: Path,
-    logs: list[Path],
+    run: Path,
     order: Schedule,
     task: Task,
+    segment_start: int,
     files: SegmentFiles,
     reached: int,
     rates: Sequence[RateChange],
@@ -229,8 +229,13 @@ def end_segment(
     if reached < task.until:
         record_event(folder, "stop", step=reached)
         return
-    resumed = task.resumed_step
-    done = summary(order, logs, until=task.until, resumed_step=resumed)
+    done = summary(
+        order,
+        [run, folder],
+        until=task.until,
+        resumed_from=checkpoint_name(run, segment_start),
+        resumed_step=segment_start,
+    )
     changes = changes_up_to(rates, task.until)
     write_json(files.done, {**done, "lr_changes": changes} if changes else done)
     record_event(folder, "finish", step=task.until)

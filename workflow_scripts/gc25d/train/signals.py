@@ -1,8 +1,9 @@
 """Being asked to stop: finish the optimizer step, save, and leave with a status that says so.
 
 SIGTERM and SIGUSR1 come from a scheduler that takes the node back or ends the time limit, SIGINT
-from a terminal. The status is that of sysexits.h's EX_TEMPFAIL, "try again later": Snakemake's
-`retries`, a requeue by SLURM or the same command goes on from the state that was saved.
+from a terminal, SIGHUP from one that is closed. The status is that of sysexits.h's EX_TEMPFAIL,
+"try again later": Snakemake's `retries`, a requeue by SLURM or the same command goes on from the
+state that was saved.
 """
 
 import logging
@@ -15,8 +16,14 @@ from typing import Self
 logger = logging.getLogger(__name__)
 
 EXIT_STATUS = 75
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 _LISTENING_S = 0.2
+
+
+def heard() -> tuple[signal.Signals, ...]:
+    """The signals that ask this process to stop; not SIGHUP where `nohup` has it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return tuple(n for n in SIGNALS if n != signal.SIGHUP or not ignored)
 
 
 class Preempted(Exception):
@@ -38,6 +45,7 @@ class Preemption:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._interrupted = False
+        self._heard = heard()
         self._before: dict[signal.Signals, signal._HANDLER] = {}
         self._blocked: set[int] = set()
         self._left = threading.Event()
@@ -51,8 +59,8 @@ class Preemption:
     def __enter__(self) -> Self:
         """Handle the signals; only the main thread of a process can, and only once."""
         # Handlers too: threads from before do not block the signals.
-        self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
-        self._blocked = {*signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)}
+        self._before = {number: signal.signal(number, self._handle) for number in self._heard}
+        self._blocked = {*signal.pthread_sigmask(signal.SIG_BLOCK, self._heard)}
         self._listener.start()
         return self
 
@@ -71,7 +79,7 @@ class Preemption:
 
     def _listen(self) -> None:
         while not self._left.is_set():
-            taken = signal.sigtimedwait(SIGNALS, _LISTENING_S)
+            taken = signal.sigtimedwait(self._heard, _LISTENING_S)
             if taken is not None:
                 self._handle(taken.si_signo, None)
 
