@@ -9,7 +9,7 @@ from snakemake.settings.types import DeploymentMethod
 
 from gc25d import config_files, plan
 from gc25d.errors import UserError
-from gc25d.workflow import settings_files
+from gc25d.workflow import bound_data, settings_files
 
 try:
     config_files.check_config(
@@ -106,9 +106,21 @@ def lacking_parts(wildcards):
     parts = [*TENSORS, *ROWS, *data_files]
     if not Path(ready).exists() or not settings_files.missing(parts):
         return []
-    news = Path(workflow.snakemake_tmp_dir) / "lacking_parts"
-    news.touch()
-    return str(news)
+    return new_file("lacking_parts")
+
+
+def other_data(wildcards):
+    """A new file, as long as the binding is not of these data: a refusal is repeated each time."""
+    if bound_data.is_bound_to(Path("train/binding.json"), Path(ready)):
+        return []
+    return new_file("other_data")
+
+
+def new_file(name):
+    """A file that is newer than any output, so that whoever reads it runs; gone with this run."""
+    path = Path(workflow.snakemake_tmp_dir) / name
+    path.touch()
+    return str(path)
 
 
 def before_training(wildcards):

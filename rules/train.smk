@@ -7,14 +7,15 @@ engine, per_node = plan.training_processes(settings)
 rates = f" --lr {train.lr!r} --cond-lr {train.cond_lr!r}" if train.reset_lr_on_resume else ""
 
 
-# Holds the run to one set of settings and data; refuses when either changed under it. Its output is
-# update()d: a refusal leaves it in place.
+# Holds the run to one set of settings and data; refuses when either changed under it, and again
+# each time: a refusal leaves no output.
 rule bind_run:
     input:
+        other_data,
         ready=ready,
         settings=steps["train"],
     output:
-        binding=update("train/binding.json"),
+        binding="train/binding.json",
     log:
         "logs/train/binding.log",
     localrule: True

@@ -114,6 +114,6 @@ def test_rules_reach_only_modules_without_torch() -> None:
         "from gc25d import config_files, plan",
         "from gc25d.errors import UserError",
         "from gc25d.workflow import data_lock, targets",
-        "from gc25d.workflow import settings_files",
+        "from gc25d.workflow import bound_data, settings_files",
     }
     assert used == allowed
