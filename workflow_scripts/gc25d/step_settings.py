@@ -75,7 +75,7 @@ class TrainStep(Section):
 class EvalStep(Section):
     """An export → sampled videos and their scores."""
 
-    version: int = 1
+    version: int = 2
     geometry: Geometry
     codec: str
     codec_dir: str

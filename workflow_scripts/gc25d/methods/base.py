@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gc25d.dataset.batch import Batch
 from gc25d.dataset.draws import torch_seed
 from gc25d.errors import UserError
+from gc25d.methods.metrics import mean_metrics
 from gc25d.methods.roles import (
     STUDENT,
     Role,
@@ -322,13 +323,3 @@ class TrainingMethod(ABC):
             if hasattr(module, method)
         }
         yield from found.values()
-
-
-def mean_metrics(found: Sequence[Metrics], sizes: Sequence[int]) -> Metrics:
-    """Means over samples of micro-batches' metrics, each over those micro-batches that have it."""
-    means: dict[str, Tensor] = {}
-    for name in dict.fromkeys(name for metrics in found for name in metrics):
-        having = [(m[name], n) for m, n in zip(found, sizes, strict=True) if name in m]
-        total = sum(n for _, n in having)
-        means[name] = torch.stack([torch.as_tensor(v) * (n / total) for v, n in having]).sum(0)
-    return means

@@ -27,10 +27,9 @@ from gc25d.train.engine import (
     fix_arithmetic,
     fuse,
     peak_memory_gb,
-    sanitize,
-    tell_sanitized,
 )
 from gc25d.train.fragments import Fragment
+from gc25d.train.gradients import sanitize, tell_sanitized
 from gc25d.train.launch import own_place
 from gc25d.train.zero_config import REDUCE_BUCKET, zero_config
 from gc25d.train.zero_role import PRECISIONS, ZeroRole, ZeroStep

@@ -1,9 +1,7 @@
 """Where the arithmetic of training runs: devices, processes, backward, clipping, state."""
 
-import logging
 import math
 import os
-from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -17,8 +15,7 @@ from gc25d.errors import UserError
 from gc25d.methods.base import LossMap, Outputs, TrainingMethod
 from gc25d.methods.roles import TrainedRole
 from gc25d.train.fragments import Fragment
-
-logger = logging.getLogger(__name__)
+from gc25d.train.gradients import sanitized_norm
 
 FP32_BYTES = 4
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -297,36 +294,6 @@ def fuse(optimizer: Optimizer, device: torch.device) -> None:
     if device.type == "cuda":
         for group in optimizer.param_groups:
             group.update(fused=True, foreach=False)
-
-
-def sanitize(gradients: Iterable[Tensor]) -> None:
-    """Put 0 in place of every value that is not finite."""
-    for gradient in gradients:
-        gradient.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def sanitized_norm(
-    role: str, iteration: int, allowed: Iterable[Tensor], gradients: list[Tensor], found: Tensor
-) -> Tensor:
-    """The norm of a role's `gradients` once those `allowed` are sanitized; `found` was it before.
-
-    `found` again if nothing but zeros is left.
-    """
-    sanitize(allowed)
-    norm = torch.nn.utils.get_total_norm(gradients)
-    return norm if tell_sanitized(role, iteration, float(found), float(norm)) else found
-
-
-def tell_sanitized(role: str, iteration: int, found: float, left: float) -> bool:
-    """Whether the norm that is `left` makes a step; warns if so."""
-    usable = left > 0
-    if usable:
-        logger.warning(
-            "step %d: the gradient norm of role %s is %s; what is not finite in its gradients was "
-            "set to 0, which leaves %.6g",
-            *(iteration + 1, role, found, left),
-        )
-    return usable
 
 
 def bf16_weights(model: nn.Module) -> dict[str, Tensor]:
