@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from gc25d.errors import UserError
 from gc25d.processes import check_processes, choose_engine, processes_per_node
+from gc25d.rates import RATES
 from gc25d.records import read_json
 from gc25d.settings import Settings
 
@@ -249,21 +250,23 @@ def check_binding(train: dict[str, Any], dataset: str) -> None:
     record = read_json(RUN_RECORD)
     bound = {"dataset": record["dataset"], **flatten(record["settings"])}
     asked = {"dataset": dataset, **flatten(train)}
-    changed = [
-        f"{key} is {asked.get(key)!r}, the run was started with {bound.get(key)!r}"
-        for key in sorted(bound.keys() | asked.keys())
-        if bound.get(key) != asked.get(key)
-    ]
+    keys = bound.keys() | asked.keys()
+    changed = sorted(key for key in keys if bound.get(key) != asked.get(key))
     if changed:
-        raise UserError(refusal(changed))
+        said = [
+            f"{key} is {asked.get(key)!r}, the run was started with {bound.get(key)!r}"
+            for key in changed
+        ]
+        raise UserError(refusal(said, rates=set(changed) <= {f"train.{name}" for name in RATES}))
 
 
-def refusal(changed: list[str]) -> str:
-    """The message that refuses to mix two results in one run."""
+def refusal(changed: list[str], *, rates: bool = False) -> str:
+    """The message that refuses to mix two results in one run; `rates`: they alone changed."""
+    allow = "allow it with train.reset_lr_on_resume: true, or " if rates else ""
     return (
-        "; ".join(changed) + ". Nothing was started. Put the old value back, or train elsewhere "
-        "with --directory <new folder>, or set this run aside with `python -m gc25d.steps.restart "
-        f"--directory {shlex.quote(str(Path.cwd()))}`"
+        f"{'; '.join(changed)}. Nothing was started. Put the old value back, or {allow}train "
+        "elsewhere with --directory <new folder>, or set this run aside with "
+        f"`python -m gc25d.steps.restart --directory {shlex.quote(str(Path.cwd()))}`"
     )
 
 

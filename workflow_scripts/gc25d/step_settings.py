@@ -62,7 +62,7 @@ class IndexStep(Section):
 class TrainStep(Section):
     """What binds a run: a change of any of these is refused while the run exists."""
 
-    version: int = 1
+    version: int = 2
     geometry: Geometry
     text_length: Positive
     text_dim: Positive
@@ -75,7 +75,7 @@ class TrainStep(Section):
 class EvalStep(Section):
     """An export → sampled videos and their scores."""
 
-    version: int = 1
+    version: int = 2
     geometry: Geometry
     codec: str
     codec_dir: str

@@ -13,7 +13,8 @@ from gc25d import plan
 from gc25d.captures_check import check_captures
 from gc25d.errors import UserError
 from gc25d.imported_code import code_digest
-from gc25d.records import holds_json, write_json
+from gc25d.rates import with_bound_rates
+from gc25d.records import holds_json, read_json, write_json
 from gc25d.settings import Settings
 from gc25d.step_settings import step_json, step_settings
 
@@ -32,6 +33,9 @@ def settings_contents(settings: Settings) -> dict[str, dict[str, Any]]:
     check_captures(settings, folders)
     contents = {name: step_json(step) for name, step in step_settings(settings, runs).items()}
     contents["regression"]["code"] = code_digest()
+    if settings.train.reset_lr_on_resume and plan.RUN_RECORD.exists():
+        bound = read_json(plan.RUN_RECORD)["settings"]
+        contents["train"] = with_bound_rates(contents["train"], bound)
     plan.check_binding(contents["train"], settings.dataset)
     if settings.capture.source == "external":
         del contents["capture"]  # nothing is ever written below somebody else's captures
