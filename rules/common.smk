@@ -7,9 +7,10 @@ from pathlib import Path
 
 from snakemake.settings.types import DeploymentMethod
 
-from gc25d import config_files, plan
+from gc25d import config_files, digest_cache, plan
+from gc25d.contents import cache_file, named_contents
 from gc25d.errors import UserError
-from gc25d.workflow import bound_data, settings_files
+from gc25d.workflow import bound_data, kept_contents, settings_files
 
 try:
     config_files.check_config(
@@ -17,7 +18,8 @@ try:
     )
     settings = plan.load_settings(config)
     runs = plan.raw_runs(settings)
-    contents = settings_files.settings_contents(settings)
+    named, new_digests = named_contents(settings, logger.info)
+    contents = settings_files.settings_contents(settings, named)
     if not workflow.is_main_process:
         settings_files.check_unchanged(settings, contents)
     sources = settings_files.write_sources(
@@ -26,6 +28,10 @@ try:
 except (UserError, OSError) as error:
     raise WorkflowError(str(error))
 
+if workflow.is_main_process and (
+    told := kept_contents.unknown_contents(settings, contents)
+):
+    logger.warning(told)
 caches = plan.cache_environment(settings)
 tmpdir = caches.pop("TMPDIR")  # made by the first job
 os.environ.update(caches)

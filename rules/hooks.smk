@@ -59,6 +59,7 @@ onstart:
     if workflow.is_main_process:
         try:
             hold_data(workflow.dag)
+            digest_cache.remember(cache_file(settings), new_digests)
         except UserError as error:
             raise WorkflowError(str(error))
 

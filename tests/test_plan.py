@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gc25d import plan
+from gc25d.binding import RUN_RECORD
 from gc25d.errors import UserError
 from gc25d.records import read_json, write_json
 from gc25d.settings import Settings
@@ -96,9 +97,7 @@ def test_a_bound_run_refuses_other_settings(
     monkeypatch.chdir(tmp_path)
     write_settings_files(settings())
     bound = read_json(Path("train/settings.json"))
-    write_json(
-        plan.RUN_RECORD, {"dataset": "gc25d_v10", "data_fingerprint": "f", "settings": bound}
-    )
+    write_json(RUN_RECORD, {"dataset": "gc25d_v10", "data_fingerprint": "f", "settings": bound})
     write_settings_files(settings(train={"max_steps": 5000, "workers": 2}))
     with pytest.raises(UserError) as refused:
         write_settings_files(settings(train={"lr": 0.5}, model={"vocab": "ids"}))
@@ -119,12 +118,10 @@ def test_rates_may_change_under_a_run_that_says_so(
     write_settings_files(settings())
     path = Path("train/settings.json")
     bound, written = read_json(path), path.stat().st_mtime_ns
-    write_json(
-        plan.RUN_RECORD, {"dataset": "gc25d_v10", "data_fingerprint": "f", "settings": bound}
-    )
+    write_json(RUN_RECORD, {"dataset": "gc25d_v10", "data_fingerprint": "f", "settings": bound})
     asked = {"lr": 0.5, "cond_lr": 0.25, "reset_lr_on_resume": True}
     with pytest.raises(
-        UserError, match=r"Put the old value back, or allow it with train\.reset_lr"
+        UserError, match=r"Put the old value or file back, or allow it with train\.reset_lr"
     ):
         write_settings_files(settings(train={"lr": 0.5, "cond_lr": 0.25}))
     write_settings_files(settings(train=asked))
