@@ -1,9 +1,13 @@
 """Run by two processes (test_deepspeed_engine.py): what each of them sees, as JSON on disk.
 
 Toy networks whose gradients are known by hand, in bf16 with fp32 masters, through the real engine.
+With `--gpu` only the sums are compared, on GPUs (tests/gpu/test_zero_sums.py).
 """
 
+import hashlib
 import json
+import itertools
+import logging
 import sys
 from pathlib import Path
 from unittest import mock
@@ -17,7 +21,7 @@ from gc25d.dataset.batch import Batch
 from gc25d.errors import UserError
 from gc25d.methods.base import TOTAL_LOSS, LossMap, Metrics, Outputs, TrainingMethod
 from gc25d.methods.roles import STUDENT, TrainedRole
-from gc25d.train import deepspeed_engine
+from gc25d.train import deepspeed_engine, zero_sums
 from gc25d.train.deepspeed_engine import ZeroEngine
 from gc25d.train.feed import MicroBatch
 from gc25d.train.loop import Cadence, Segment
@@ -25,7 +29,7 @@ from gc25d.train.loop import Cadence, Segment
 MICRO_BATCHES = 4
 SHARE = 1 / (2 * MICRO_BATCHES)
 ZERO = torch.zeros(())
-METRICS = {"loss": ZERO, "mse": ZERO, "timestep": ZERO, "sem_rms": ZERO, "x_rms": ZERO}
+METRICS = ("loss", "mse", "timestep", "sem_rms", "x_rms")
 
 
 class Slope(nn.Module):
@@ -53,6 +57,22 @@ class Twice(nn.Module):
         return self.layer(self.layer(x.to(self.layer.weight.dtype))).float().square().mean()
 
 
+class Wide(nn.Sequential):
+    """15 M weights; tensors smaller and larger than a bucket of 3 M."""
+
+    def __init__(self) -> None:
+        widths = [1024] * 8 + [4096, 1024]
+        layers = [nn.Linear(*pair) for pair in itertools.pairwise(widths)]
+        super().__init__(*(module for layer in layers for module in (layer, nn.Tanh())))
+        draw = torch.Generator().manual_seed(0)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.03, generator=draw)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight: Tensor = self[0].weight
+        return super().forward(x.to(weight.dtype)).float().square().mean()
+
+
 class Toy(TrainingMethod):
     """A network whose output is its loss; a batch's latents are its input."""
 
@@ -65,7 +85,7 @@ class Toy(TrainingMethod):
 
     def single_train_step(self, batch: Batch, iteration: int) -> tuple[LossMap, Outputs, Metrics]:
         loss = self.roles[STUDENT](batch.latents)
-        return {TOTAL_LOSS: loss}, {}, {**METRICS, "loss": loss.detach().float()}
+        return {TOTAL_LOSS: loss}, {}, dict.fromkeys(METRICS, loss.detach().float())
 
 
 def micro_batches(inputs: list[Tensor], rank: int) -> list[MicroBatch]:
@@ -182,6 +202,81 @@ def trained_masters(engine: ZeroEngine, *, scattered: bool) -> list[float]:
     return [v for fragment in engine.fragments(method) for v in fragment.values.tolist()]
 
 
+def check_guard(engine: ZeroEngine) -> dict[str, object]:
+    """Two roles' worth of preparation: DeepSpeed as it is installed, then one method changed."""
+    kept = Toy(Twice())
+    engine.prepare(kept)
+    zero = type(kept.roles[STUDENT].optimizer)
+    summed = zero.average_tensor
+
+    def average_tensor(self: object, tensor: Tensor, kind: torch.dtype) -> None:
+        """As DeepSpeed's, of another version."""
+        summed(self, tensor, kind)
+
+    told = Told()
+    logging.getLogger(deepspeed_engine.__name__).addHandler(told)
+    config = engine.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+    with mock.patch.object(zero, "average_tensor", average_tensor):
+        left = Toy(Twice())
+        engine.prepare(left)
+        with mock.patch.dict(config, reduce_bucket_size=20):
+            masters = trained_masters(engine, scattered=False)
+    changed = [
+        name
+        for method in (kept, left)
+        for name in zero_sums.REPLACED
+        if name in vars(method.roles[STUDENT].optimizer)
+    ]
+    return {
+        "changed": changed,
+        "warnings": engine.gather(told.messages),
+        "masters": engine.gather(masters),
+    }
+
+
+class Told(logging.Handler):
+    """Warnings, as they come."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def check_gpu_sums(engine: ZeroEngine) -> dict[str, object]:
+    """Digests of each process's masters and moments, with DeepSpeed's own way and with ours."""
+    config = engine.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+    as_is = mock.patch.object(deepspeed_engine, "sum_beside_training", return_value=True)
+    with mock.patch.dict(config, reduce_bucket_size=3_000_000):
+        with as_is, mock.patch.dict(config, reduce_scatter=True):
+            scattered = trained_digest(engine, ours=False)
+        with as_is:
+            theirs = trained_digest(engine, ours=False)
+        ours = [trained_digest(engine, ours=True) for _ in range(3)]
+    return {"scattered": scattered, "theirs": theirs, "ours": ours}
+
+
+def trained_digest(engine: ZeroEngine, *, ours: bool) -> list[str]:
+    """Every process's, after four steps of four micro-batches in which sums overlap."""
+    model = Wide()
+    method = Toy(model, AdamW(model.parameters(), lr=0.01))
+    engine.prepare(method)
+    zero = method.roles[STUDENT].optimizer
+    assert zero.overlap_comm
+    assert ("average_tensor" in vars(zero)) == ours
+    draw = torch.Generator().manual_seed(engine.rank)
+    for step in range(1, 5):
+        inputs = [torch.randn(256, 1024, generator=draw) for _ in range(MICRO_BATCHES)]
+        train = segment(method, engine, 0.5)
+        train.optimizer_step(step, iter(micro_batches(inputs, engine.rank)))
+    seen = hashlib.sha256()
+    for fragment in engine.fragments(method):
+        seen.update(fragment.values.detach().float().cpu().numpy().tobytes())
+    return engine.gather(seen.hexdigest())
+
+
 def check_fragments(engine: ZeroEngine) -> dict[str, object]:
     """All parts of all tensors; then masters are doubled and brought to the weights."""
     model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 7, bias=False))
@@ -211,6 +306,15 @@ def check_fragments(engine: ZeroEngine) -> dict[str, object]:
     }
 
 
+def compare_on_gpus(out: Path, processes: int) -> None:
+    engine = ZeroEngine("bf16", 1, MICRO_BATCHES * processes, 1, gpu=True)
+    found = check_gpu_sums(engine)
+    if engine.rank == 0:
+        out.write_text(json.dumps(found))
+    engine.barrier()
+    engine.close()
+
+
 def main(out: Path) -> None:
     engine = ZeroEngine("bf16", 1, 8, 1, gpu=False)
     found = {
@@ -218,6 +322,7 @@ def main(out: Path) -> None:
         "clipped": check_accumulation(engine, 0.01),
         "infinity": check_infinity(engine),
         "sums": check_own_sums(engine),
+        "guard": check_guard(engine),
         "twice": check_twice(engine),
         "fragments": check_fragments(engine),
         "sum": engine.all_reduce_sum(torch.tensor([engine.rank + 1.0, 10.0])).tolist(),
@@ -229,4 +334,7 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if "--gpu" in sys.argv:
+        compare_on_gpus(Path(sys.argv[1]), int(sys.argv[3]))
+    else:
+        main(Path(sys.argv[1]))

@@ -128,6 +128,12 @@ class ZeroEngine:
     def prepare(self, method: TrainingMethod) -> None:
         """Hand each trained role to an engine of DeepSpeed's; frozen ones go to the device."""
         self._roles = {name: self._prepared(name, role) for name, role in method.trained.items()}
+        known = [sum_beside_training(held.zero) for held in self._roles.values()]
+        if not all(known) and self.rank == 0:
+            logger.warning(
+                "this DeepSpeed is not the pinned one (envs/gpu.txt): it sums gradients in its own "
+                "way, which may take longer"
+            )
         for name, role in method.all_roles.items():
             held = self._roles.get(name)
             if held is None:
@@ -147,7 +153,6 @@ class ZeroEngine:
         held = ZeroRole(name, deepspeed, role.optimizer)
         held.check(self.precision)
         held.restore_masters(weights)
-        sum_beside_training(held.zero)
         return held
 
     def backward(
