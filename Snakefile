@@ -19,11 +19,13 @@ wildcard_constraints:
     scene=plan.alternatives(plan.captured_scenes(settings)),
     run=plan.alternatives(sorted({folder.name for folder in runs.values()})),
     run_id=plan.alternatives(runs),
-    checkpoint=r"base|step-[1-9]\d*(-ema)?",
+    checkpoint=rf"base|step-[1-9]\d*({ema_suffix})",
     step=r"[1-9]\d*",
     device=r"[A-Z0-9-]+",
+    settings_file=plan.alternatives(steps.values()),
 
 
+include: "rules/settings.smk"
 include: "rules/capture.smk"
 include: "rules/prep.smk"
 include: "rules/training_inputs.smk"
@@ -40,8 +42,15 @@ rule sft_v10:
     default_target: True
     input:
         ready,
+        f"exports/step-{last_step}.safetensors",
         f"verify/step-{last_step}.json",
-        f"eval/step-{last_step}/metrics.json",
+        expand(
+            f"eval/step-{last_step}/{{part}}",
+            part=("metrics.json", "clips", "sheet.png", "scores.png"),
+        ),
         "figures/curves.png",
         "figures/overlay.png",
         "figures/coverage.png",
+
+
+include: "rules/hooks.smk"

@@ -106,8 +106,9 @@ def unprojected_sample(root: Path, number: int, stride: int) -> float:
     for frame, camera in zip(sem_ids, matrices, strict=True):
         points, seen = ground_points(camera, pixels, 0.0, WIDTH, HEIGHT)
         if not offsets:
-            static = frame[first::stride, first::stride] <= LAST_STATIC
-            offsets = [quantile(plane, points[seen & static]) for plane in planes]
+            blocks = (frame <= LAST_STATIC).reshape(HEIGHT // stride, stride, WIDTH // stride, -1)
+            counts = (blocks.sum(axis=(1, 3)) * seen).ravel()
+            offsets = [quantile(plane, points.reshape(-1, 2), counts) for plane in planes]
         beyond = ~seen
         for plane, offset in zip(planes, offsets, strict=True):
             beyond |= points @ plane.normal > offset
@@ -117,8 +118,9 @@ def unprojected_sample(root: Path, number: int, stride: int) -> float:
     return hidden / sem_ids.size
 
 
-def quantile(plane: HalfPlane, points: np.ndarray) -> float:
-    return float(np.quantile(points @ plane.normal, 1 - plane.quantile))
+def quantile(plane: HalfPlane, points: np.ndarray, counts: np.ndarray) -> float:
+    """Of the points, each counted as often as its cell has static pixels."""
+    return float(np.quantile(np.repeat(points @ plane.normal, counts), 1 - plane.quantile))
 
 
 def milliseconds(work: Callable[[int], object], count: int) -> dict[str, float]:

@@ -127,14 +127,14 @@ def measure(folder: Path, command: list[str]) -> Usage:
     return Usage(round(time.perf_counter() - start, 2), round(used.ru_maxrss / 1024, 1))
 
 
-def dry_run(folder: Path, target: str) -> Usage:
-    """A dry run of the full configuration."""
+def snakemake(folder: Path, target: str, *options: str) -> Usage:
+    """Snakemake with the full configuration."""
     settings = ["--configfile", str(ROOT / "config/config.yaml"), *configfiles(folder)]
     return measure(
         folder,
-        ["snakemake", "-n", "--quiet", "--cores", "1", "--snakefile", str(ROOT / "Snakefile"),
-         "--workflow-profile", str(ROOT / "profiles/default"), "--directory", str(folder), target,
-         *settings],
+        ["snakemake", target, *options, "--quiet", "--cores", "1",
+         "--snakefile", str(ROOT / "Snakefile"), "--workflow-profile",
+         str(ROOT / "profiles/default"), "--directory", str(folder), *settings],
     )  # fmt: skip
 
 
@@ -151,12 +151,14 @@ def build_index(folder: Path) -> Usage:
 
 
 def measure_all(folder: Path, runs: int) -> dict[str, Usage]:
-    """All figures at one size; build_index runs after the first dry run wrote its settings."""
+    """All figures at one size."""
     simulate_captures(folder, runs)
-    figures = {"dry run, nothing built": dry_run(folder, "sft_v10")}
+    figures = {"dry run, nothing built": snakemake(folder, "sft_v10", "-n")}
+    for step in ("prep", "text", "index"):
+        snakemake(folder, str(DATA / f"settings/{step}.json"))
     simulate_prep(folder, runs)
     figures["build_index"] = build_index(folder)
-    figures["dry run, data built"] = dry_run(folder, "sft_v10")
+    figures["dry run, data built"] = snakemake(folder, "sft_v10", "-n")
     return figures
 
 

@@ -37,7 +37,9 @@ from report import RESULTS, cuda_versions, device_label, print_table, write_resu
 from gc25d.records import digest_json, read_csv, read_json, write_json
 from gc25d.step_settings import TrainStep, step_json
 from gc25d.steps import build_index, encode_text, prep_run
-from gc25d.train.states import folder_bytes, open_state, state_folder
+from gc25d.train.state_files import open_state
+from gc25d.train.states import state_folder
+from gc25d.train.storage import folder_bytes
 
 RUNS = ("bench__run-000", "bench__run-001")
 FULL = Size(81, 480, 832, (480, 832), 2, 8, 81, 1)
@@ -149,7 +151,7 @@ def options_of(run: Path, data: Path, arguments: Namespace) -> list[str]:
     gpus = arguments.processes if arguments.device == "cuda" else 0
     out = run / f"step-{arguments.until}"
     values = {
-        **{"until": arguments.until, "resumed-step": 0, "micro-batch": 1, "nodes": 1},
+        **{"until": arguments.until, "micro-batch": 1, "nodes": 1},
         **{"save-every": arguments.until // 2, "validate-every": arguments.until},
         **{"log-every": 1, "workers": 4, "processes": arguments.processes},
         **{"gpus-per-node": gpus, "engine": arguments.engine, "kernels": arguments.kernels},

@@ -2,29 +2,59 @@
 
 import os
 import shlex
+import sys
 from pathlib import Path
 
-from gc25d import plan
+from snakemake.settings.types import DeploymentMethod
+
+from gc25d import config_files, plan
 from gc25d.errors import UserError
+from gc25d.workflow import settings_files
 
 try:
+    config_files.check_config(
+        workflow.configfiles, workflow.config_settings.config_args
+    )
     settings = plan.load_settings(config)
     runs = plan.raw_runs(settings)
-    plan.write_settings_files(settings)
+    contents = settings_files.settings_contents(settings)
+    if not workflow.is_main_process:
+        settings_files.check_unchanged(settings, contents)
+    sources = settings_files.write_sources(
+        settings, contents, workflow.snakemake_tmp_dir
+    )
 except (UserError, OSError) as error:
     raise WorkflowError(str(error))
 
 caches = plan.cache_environment(settings)
+tmpdir = caches.pop("TMPDIR")  # made by the first job
 os.environ.update(caches)
-# Snakemake points TMPDIR elsewhere for each job.
-shell.prefix(f"export TMPDIR={shlex.quote(caches['TMPDIR'])}; ")
+# Snakemake points TMPDIR elsewhere for each job. Jobs run the Python that runs Snakemake, whether
+# or not its environment is activated; in a rule's own conda environment they run that one's.
+setup = f"export TMPDIR={shlex.quote(tmpdir)}; mkdir -p {shlex.quote(tmpdir)}; "
+if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
+    setup += f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
+shell.prefix(setup)
 
-steps = {name: str(path) for name, path in plan.settings_files(settings).items()}
+step_files = plan.settings_files(settings)
+steps = {name: str(path) for name, path in step_files.items()}
 captured = str(plan.captured_root(settings))
 data = str(plan.dataset_root(settings))
 ready = f"{data}/READY"
+# Whoever reads the data names all its files: Snakemake makes a deleted file again only for a job
+# that runs and names it itself.
+data_files = [
+    f"{data}/index/clips.jsonl",
+    f"{data}/text/table.safetensors",
+    *(
+        f"{plan.prepared_root(settings)}/{kind}/{run_id}.safetensors"
+        for kind in ("latents", "ids")
+        for run_id in runs
+    ),
+]
 last_step = settings.train.max_steps
 one_gpu = min(1, settings.hardware.gpus_per_node)  # of a job that can use one
+ema_suffix = "-ema|" if settings.train.ema else ""  # of a checkpoint's name
 
 
 def all_cores(wildcards):
@@ -35,6 +65,11 @@ def all_cores(wildcards):
 def dataset_folder(wildcards):
     """The folder of the data set."""
     return data
+
+
+def read_folders(wildcards):
+    """The data sets that a training or evaluation reads."""
+    return sorted({data, str(plan.prepared_root(settings))})
 
 
 def capture_folder(wildcards):
@@ -52,15 +87,64 @@ def raw_folder(wildcards):
     return runs[wildcards.run_id]
 
 
-def checkpoint_before(wildcards):
-    """The weights of the chain's checkpoint before this one; nothing for the first segment."""
-    step = plan.needed_before(int(wildcards.step), settings.train.checkpoint_every)
-    return {"before": ancient(plan.weights_file(step))} if step else {}
+def settings_source(wildcards):
+    """What a settings file should hold."""
+    return settings_files.source_of(wildcards.settings_file, step_files, sources)
 
 
-def resumed_step(wildcards):
-    """The chain's checkpoint from which a segment starts; 0 is the start."""
-    return plan.resumed_step(int(wildcards.step), settings.train.checkpoint_every)
+def regression_source(wildcards):
+    """The regression's settings as they are now."""
+    return sources["regression"]
+
+
+def lacking_parts(wildcards):
+    """A new file, as long as the data set says READY and lacks a part.
+
+    It makes `build_index` run, which names all parts: Snakemake makes a part that is gone again only
+    for a job that runs and reads it.
+    """
+    parts = [*TENSORS, *ROWS, *data_files]
+    if not Path(ready).exists() or not settings_files.missing(parts):
+        return []
+    news = Path(workflow.snakemake_tmp_dir) / "lacking_parts"
+    news.touch()
+    return str(news)
+
+
+def before_training(wildcards):
+    """What a segment waits for, as long as one of its outputs is missing.
+
+    A finished segment waits for nothing: whatever is touched, restored or remade with equal content
+    never trains it again. Data or settings that did change are refused by `bind_run`, on which the
+    scores depend too.
+    """
+    step = int(wildcards.step)
+    averaged = bool(settings.train.ema)
+    if not settings_files.missing(plan.checkpoint_files(step, averaged=averaged)):
+        return {}
+    before = plan.needed_before(step, settings.train.checkpoint_every)
+    chain = {"before": plan.weights_file(before)} if before else {}
+    waits = {"paths": cached_paths(), "ready": ready, "data": data_files}
+    return {
+        **chain,
+        **waits,
+        "binding": "train/binding.json",
+        "settings": steps["train"],
+    }
+
+
+def cached_paths():
+    """`kd` trains on a teacher's paths, which are made before its first segment."""
+    return (
+        f"{settings.train.kd.cache}/COMPLETE" if settings.train.method == "kd" else []
+    )
+
+
+def before_paths(wildcards):
+    """The data and the binding, as long as a teacher's paths are missing."""
+    if not settings_files.missing([f"{settings.train.kd.cache}/COMPLETE"]):
+        return {}
+    return {"ready": ready, "data": data_files, "binding": "train/binding.json"}
 
 
 def verification(wildcards):

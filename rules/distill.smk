@@ -4,8 +4,7 @@
 # Only COMPLETE is an output: a job that failed keeps the paths it made, the next goes on with them.
 rule build_ode_cache:
     input:
-        ready=ready,
-        binding=ancient("train/binding.json"),
+        unpack(before_paths),
         settings=steps["train"],
     output:
         complete=f"{settings.train.kd.cache}/COMPLETE",
@@ -23,8 +22,9 @@ rule build_ode_cache:
         runtime=round(60 * settings.hardware.train_hours),
     params:
         data=dataset_folder,
+        reads=read_folders,
         batch=settings.train.micro_batch,
         gpus=settings.hardware.gpus_per_node,
     shell:
         "python -m gc25d.steps.build_ode_cache --settings {input.settings:q}"
-        " --data {params.data:q} --batch {params.batch} --gpus {params.gpus} --log {log:q}"
+        " --data {params.data:q} --reads {params.reads:q} --batch {params.batch} --gpus {params.gpus} --log {log:q}"

@@ -1,13 +1,15 @@
 """exports/<checkpoint>.safetensors → eval/<checkpoint>/: sampled videos and their scores."""
 
 
-# The binding comes first: a run is never scored on data that it was not trained with.
+# Scores depend on the data, and the binding comes first: a run is never scored on data that it was
+# not trained with.
 rule evaluate_checkpoint:
     input:
         verification,
+        data_files,
         weights="exports/{checkpoint}.safetensors",
-        ready=ancient(ready),
-        binding=ancient("train/binding.json"),
+        ready=ready,
+        binding="train/binding.json",
         settings=steps["eval"],
     output:
         metrics="eval/{checkpoint}/metrics.json",
@@ -43,9 +45,10 @@ rule evaluate_checkpoint:
         runtime=60,
     params:
         data=dataset_folder,
+        reads=read_folders,
         raw_root=settings.raw_root,
     shell:
         "python -m gc25d.steps.evaluate --settings {input.settings:q} --weights {input.weights:q}"
-        " --data {params.data:q} --raw-root {params.raw_root:q}"
+        " --data {params.data:q} --reads {params.reads:q} --raw-root {params.raw_root:q}"
         " --out {output.metrics:q} --clips {output.clips:q} --sheet {output.sheet:q} --scores {output.scores:q}"
         " --log {log:q}"

@@ -3,6 +3,9 @@
 # Of this data set, or of the one whose prepared runs it shares (prep.runs_of).
 PREPARED = str(plan.prepared_root(settings))
 ROWS = expand(f"{PREPARED}/index/runs/{{run_id}}.jsonl", run_id=runs)
+TENSORS = expand(
+    f"{PREPARED}/{{kind}}/{{run_id}}.safetensors", kind=("latents", "ids"), run_id=runs
+)
 
 
 rule prep_run:
@@ -52,8 +55,11 @@ rule encode_text:
         " --rows {input.rows:q} --out {output.table:q} --log {log:q}"
 
 
+# READY says that the data set is whole, so it waits for the tensors too, though it reads rows only.
 rule build_index:
     input:
+        lacking_parts,
+        tensors=TENSORS,
         rows=ROWS,
         table=f"{data}/text/table.safetensors",
         settings=steps["index"],

@@ -25,6 +25,7 @@ rule plot_curves:
 
 rule plot_overlay:
     input:
+        data_files,
         ready=ready,
     output:
         figure=report(
@@ -48,6 +49,7 @@ rule plot_overlay:
 # How much of each frame the mask hides under the three coverage policies, as numbers and a picture.
 rule measure_coverage:
     input:
+        data_files,
         ready=ready,
     output:
         summary="figures/coverage.json",

@@ -5,9 +5,8 @@ hardware = settings.hardware
 engine, per_node = plan.training_processes(settings)
 
 
-# Holds the run to one set of settings and data; refuses when either changed under it. Its output
-# orders the jobs and is ancient() to them: made again, it never reruns a finished segment; and it
-# is update()d: a refusal leaves it in place.
+# Holds the run to one set of settings and data; refuses when either changed under it. Its output is
+# update()d: a refusal leaves it in place.
 rule bind_run:
     input:
         ready=ready,
@@ -39,10 +38,7 @@ averaged = {
 # output of the rule: Snakemake deletes the outputs of a job that failed.
 rule train_segment:
     input:
-        unpack(checkpoint_before),
-        paths=cached_paths,
-        binding=ancient("train/binding.json"),
-        settings="train/settings.json",
+        unpack(before_training),
     output:
         **averaged,
         weights="train/step-{step}/weights.safetensors",
@@ -67,7 +63,7 @@ rule train_segment:
         runtime=round(60 * hardware.train_hours),
     params:
         data=dataset_folder,
-        resumed_step=resumed_step,
+        reads=read_folders,
         cpus=cpus_per_node,
         free=(
             f"--micro-batch {train.micro_batch} --save-every {train.save_every}"
@@ -80,8 +76,8 @@ rule train_segment:
         ),
     # exec: a request to stop reaches the trainer, no shell between dies of it.
     shell:
-        "exec python -m gc25d.steps.train --settings {input.settings:q} --binding {input.binding:q}"
-        " --data {params.data:q} --until {wildcards.step}"
-        " --resumed-step {params.resumed_step} --cpus-per-node {params.cpus} {params.free}"
+        "exec python -m gc25d.steps.train --settings train/settings.json"
+        " --binding train/binding.json --data {params.data:q} --reads {params.reads:q}"
+        " --until {wildcards.step} --cpus-per-node {params.cpus} {params.free}"
         " --weights {output.weights:q} --probe {output.probe:q}"
         " --done {output.done:q} --log {log:q}"

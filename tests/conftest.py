@@ -1,10 +1,16 @@
 """A small data set made by the real prep steps from raw runs drawn by hand."""
 
+import hashlib
+import os
+import shutil
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
 from gc25d.capture.format import ClipTable, RawClip, RunMeta, Skeletons, write_run
 from gc25d.geometry.camera import look, perspective, rotator_axes
@@ -96,3 +102,80 @@ def small_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """data/<name> with two training runs and one validation run of 5 clips, 9 × 64 × 64."""
     base = tmp_path_factory.mktemp("small")
     return build_dataset(base / "data", base / "raw")
+
+
+@pytest.fixture(scope="session")
+def entropy_by_hand() -> Callable[..., np.random.SeedSequence]:
+    """Builds the seed of a named stream as gc25d/dataset/draws.py documents it, by hand.
+
+    What a run has recorded repeats only while every name and every formula stays.
+    """
+
+    def build(*name: int | str) -> np.random.SeedSequence:
+        digest = hashlib.sha256("/".join(map(str, name)).encode()).digest()
+        words = [int.from_bytes(digest[i : i + 4], "little") for i in range(0, 32, 4)]
+        return np.random.SeedSequence(words)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def drawn_by_hand(
+    entropy_by_hand: Callable[..., np.random.SeedSequence],
+) -> Callable[..., torch.Generator]:
+    """Builds the torch generator of a named stream: the upper 63 bits of the seed's first word."""
+
+    def build(*name: int | str) -> torch.Generator:
+        (word,) = entropy_by_hand(*name).generate_state(1, np.uint64)
+        return torch.Generator().manual_seed(int(word) >> 1)
+
+    return build
+
+
+class DiskEvent(NamedTuple):
+    """What a program asked of the disk."""
+
+    kind: str
+    """`fsync`, `rename` or `remove` (of a folder)."""
+    path: Path
+    """Of a rename the old name."""
+    to: Path | None = None
+    """The new name."""
+    content: bytes | None = None
+    """What a synced or renamed file held at that moment."""
+
+
+@pytest.fixture
+def disk_events(monkeypatch: pytest.MonkeyPatch) -> list[DiskEvent]:
+    """Everything that is brought to disk, renamed or removed from now on, in order.
+
+    A kill shows nothing of it, as the system keeps what it was given; a power cut would.
+    """
+    events: list[DiskEvent] = []
+    asked: dict[str, Callable[..., Any]] = {"fsync": os.fsync, "rmtree": shutil.rmtree}
+
+    def content(path: Path) -> bytes | None:
+        return path.read_bytes() if path.is_file() else None
+
+    def fsync(descriptor: int) -> None:
+        asked["fsync"](descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        events.append(DiskEvent("fsync", path, content=content(path)))
+
+    def renaming(function: Callable[..., None]) -> Callable[..., None]:
+        def rename(old: Any, new: Any, **options: Any) -> None:
+            events.append(DiskEvent("rename", Path(old), Path(new), content(Path(old))))
+            function(old, new, **options)
+
+        return rename
+
+    def rmtree(path: Any, *arguments: Any, **options: Any) -> None:
+        if Path(path).exists():
+            events.append(DiskEvent("remove", Path(path)))
+        asked["rmtree"](path, *arguments, **options)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, renaming(getattr(os, name)))
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    return events

@@ -13,17 +13,24 @@ LAYERS = (
         "errors",
         "environment",
         "cells",
+        "config_files",
+        "finite",
         "shapes",
+        "strict_json",
         "settings",
         "settings_base",
         "settings_training",
+        "full_disk",
         "records",
         "tensors",
         "devices_claim",
         "step_settings",
         "processes",
+        "imported_code",
+        "captures_check",
         "plan",
         "settings_docs",
+        "workflow",
     ),
     ("geometry",),
     ("capture",),
@@ -39,14 +46,20 @@ NO_TORCH = (
     "errors",
     "environment",
     "cells",
+    "config_files",
+    "strict_json",
     "settings",
     "settings_base",
     "settings_training",
+    "full_disk",
     "records",
     "step_settings",
     "processes",
+    "imported_code",
+    "captures_check",
     "plan",
     "settings_docs",
+    "workflow",
 )
 
 
@@ -84,7 +97,8 @@ def test_imports_run_one_way() -> None:
 
 
 def test_rules_reach_only_modules_without_torch() -> None:
-    names = ", ".join(f"gc25d.{name}" for name in NO_TORCH)
+    rooms = [f"workflow.{path.stem}" for path in (PACKAGE / "workflow").glob("[a-z]*.py")]
+    names = ", ".join(f"gc25d.{name}" for name in (*NO_TORCH, *rooms))
     code = f"import sys, {names}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     rules = PACKAGE.parents[1] / "rules"
@@ -94,5 +108,10 @@ def test_rules_reach_only_modules_without_torch() -> None:
         for line in path.read_text().splitlines()
         if line.startswith(("from gc25d", "import gc25d"))
     }
-    allowed = {"from gc25d import plan", "from gc25d.errors import UserError"}
+    allowed = {
+        "from gc25d import config_files, plan",
+        "from gc25d.errors import UserError",
+        "from gc25d.workflow import data_lock, targets",
+        "from gc25d.workflow import settings_files",
+    }
     assert used == allowed

@@ -1,5 +1,6 @@
 """What the rules ask at parse time."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,26 @@ from gc25d.errors import UserError
 from gc25d.records import read_json, write_json
 from gc25d.settings import Settings
 from gc25d.step_settings import buried_clips, step_json, step_settings
+from gc25d.workflow import settings_files
 
 
 def settings(**changes: object) -> Settings:
     return plan.load_settings(changes)
+
+
+def write_settings_files(chosen: Settings, parse: Path = Path("parse-time")) -> set[Path]:
+    """As the rules do: sources first, then a copy of each that is newer; returns those copied."""
+    contents = settings_files.settings_contents(chosen)
+    sources = settings_files.write_sources(chosen, contents, parse)
+    copied = set()
+    for name, source in sources.items():
+        path = plan.settings_files(chosen)[name]
+        if not path.exists() or source.stat().st_mtime > path.stat().st_mtime:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, path)
+            copied.add(path)
+    shutil.rmtree(parse)
+    return copied
 
 
 def test_captured_runs_are_named_by_scene_and_number() -> None:
@@ -43,12 +60,12 @@ def test_settings_files_are_written_only_when_they_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plan.write_settings_files(settings())
+    write_settings_files(settings())
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     assert len(written) == 7
-    plan.write_settings_files(settings(train={"log_every": 3, "workers": 1, "max_steps": 9}))
+    write_settings_files(settings(train={"log_every": 3, "workers": 1, "max_steps": 9}))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == written
-    plan.write_settings_files(settings(prep={"limit": 5}))
+    write_settings_files(settings(prep={"limit": 12}))
     changed = {path for path, time in written.items() if path.stat().st_mtime_ns != time}
     assert changed == {tmp_path / "data/gc25d_v10/settings/index.json"}
 
@@ -57,8 +74,8 @@ def test_a_data_set_may_use_the_runs_of_another_prepared_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    mini = {"dataset": "mini", "prep": {"runs_of": "full", "limit": 5}}
-    plan.write_settings_files(settings(**mini))
+    mini = {"dataset": "mini", "prep": {"runs_of": "full", "limit": 12}}
+    write_settings_files(settings(**mini))
     assert (tmp_path / "data/full/settings/prep.json").exists()
     assert {path.name for path in (tmp_path / "data/mini/settings").iterdir()} == {
         "text.json",
@@ -67,46 +84,50 @@ def test_a_data_set_may_use_the_runs_of_another_prepared_alike(
     before = (tmp_path / "data/full/settings/prep.json").read_text()
     other = {"geometry": {"frames": 5}, **mini}
     with pytest.raises(UserError, match=r"runs_of is full, .* geometry.*data/full/settings/prep"):
-        plan.write_settings_files(settings(**other))
+        write_settings_files(settings(**other))
     assert (tmp_path / "data/full/settings/prep.json").read_text() == before
-    plan.write_settings_files(settings(dataset="full", geometry={"frames": 5}))
-    plan.write_settings_files(settings(**other))
+    write_settings_files(settings(dataset="full", geometry={"frames": 5}))
+    write_settings_files(settings(**other))
 
 
 def test_a_bound_run_refuses_other_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plan.write_settings_files(settings())
+    write_settings_files(settings())
     bound = read_json(Path("train/settings.json"))
     write_json(
         plan.RUN_RECORD, {"dataset": "gc25d_v10", "data_fingerprint": "f", "settings": bound}
     )
-    plan.write_settings_files(settings(train={"max_steps": 5000, "workers": 2}))
+    write_settings_files(settings(train={"max_steps": 5000, "workers": 2}))
     with pytest.raises(UserError) as refused:
-        plan.write_settings_files(settings(train={"lr": 0.5}, model={"vocab": "ids"}))
+        write_settings_files(settings(train={"lr": 0.5}, model={"vocab": "ids"}))
     said = str(refused.value)
     assert "train.lr is 0.5, the run was started with 0.003" in said
     assert "model.vocab is 'ids', the run was started with 'parts'" in said
     assert "--directory" in said
     assert "gc25d.steps.restart" in said
     assert read_json(Path("train/settings.json")) == bound
-    plan.write_settings_files(settings())
+    write_settings_files(settings())
 
 
 def test_external_captures_are_never_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_json(Path("captures/day/castle/r1/meta.json"), {})
+    for name in ("meta.json", "clips_17.json"):
+        write_json(Path("captures/day/castle/r1") / name, {})
     pointed = {"capture": {"source": "external"}, "prep": {"val_runs": ["castle__r1"]}}
-    plan.write_settings_files(settings(raw_root="captures", **pointed))
-    assert [p.name for p in Path("captures").rglob("*") if p.is_file()] == ["meta.json"]
+    write_settings_files(settings(raw_root="captures", **pointed))
+    files = sorted(p.name for p in Path("captures").rglob("*") if p.is_file())
+    assert files == ["clips_17.json", "meta.json"]
 
 
-def test_buried_clips_of_the_file_join_those_listed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_buried_clips_of_the_file_join_those_listed(tmp_path: Path, encoding: str) -> None:
     listed = tmp_path / "buried.txt"
-    listed.write_text("# too dark\nb__run-001__000081\n\n  a__run-000__000000  # cut scene\n")
+    text = "b__run-001__000081\n\n# too dark\n  a__run-000__000000  # cut scene\n"
+    listed.write_text(text, encoding=encoding)
     prep = {"buried": ["c__run-002__000162", "b__run-001__000081"], "buried_file": str(listed)}
     found = [buried_clips(settings(prep=prep).prep)]
     listed.rename(tmp_path / "elsewhere.txt")
@@ -184,34 +205,18 @@ def test_the_files_of_somebody_elses_run_are_those_there(tmp_path: Path) -> None
     assert set(plan.raw_files(external, tmp_path)) == found | {tmp_path / "skeletons.npz"}
 
 
-def test_a_working_snakemake_keeps_its_settings(
+def test_a_submitted_job_refuses_settings_that_changed_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But not edited code alone: people edit while a run goes on."""
     monkeypatch.chdir(tmp_path)
-    plan.write_settings_files(settings())
-    (tmp_path / ".snakemake/locks").mkdir(parents=True)
-    (tmp_path / ".snakemake/locks/0.input.lock").touch()
-    plan.write_settings_files(settings())  # as its own jobs do
-    with pytest.raises(UserError, match=r"with other settings \(train\)"):
-        plan.write_settings_files(settings(train={"lr": 0.5}))
-    assert read_json(Path("train/settings.json"))["train"]["lr"] == 0.003
-
-
-def test_code_edited_under_a_working_snakemake_disturbs_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    plan.write_settings_files(settings())
-    before = read_json(Path("regression/settings.json"))
-    (tmp_path / ".snakemake/locks").mkdir(parents=True)
-    lock = tmp_path / ".snakemake/locks/0.input.lock"
-    lock.touch()
-    monkeypatch.setattr(plan, "code_digest", lambda: "of edited code")
-    plan.write_settings_files(settings())
-    assert read_json(Path("regression/settings.json")) == before
-    lock.unlink()
-    plan.write_settings_files(settings())
-    assert read_json(Path("regression/settings.json")) == before | {"code": "of edited code"}
+    write_settings_files(settings())
+    monkeypatch.setattr(settings_files, "code_digest", lambda: "of edited code")
+    same = settings_files.settings_contents(settings())
+    settings_files.check_unchanged(settings(), same)
+    edited = settings(train={"lr": 0.5})
+    with pytest.raises(UserError, match=r"while snakemake works \(train/settings.json hold others"):
+        settings_files.check_unchanged(edited, settings_files.settings_contents(edited))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +228,7 @@ def test_validation_runs_must_exist_before_anything_starts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):
-        plan.write_settings_files(settings(prep={"val_runs": val_runs}))
+        write_settings_files(settings(prep={"val_runs": val_runs}))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -231,11 +236,11 @@ def test_more_runs_leave_the_settings_of_a_capture_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plan.write_settings_files(settings())
+    write_settings_files(settings())
     names = ("raw/vizdoom/settings.json", "data/gc25d_v10/settings/prep.json")
     before = [Path(name).stat().st_mtime_ns for name in names]
     index = read_json(Path("data/gc25d_v10/settings/index.json"))["runs"]
-    plan.write_settings_files(settings(capture={"runs_per_scene": 5}))
+    write_settings_files(settings(capture={"runs_per_scene": 5}))
     assert [Path(name).stat().st_mtime_ns for name in names] == before
     assert len(read_json(Path("data/gc25d_v10/settings/index.json"))["runs"]) == len(index) + 3
 
@@ -258,4 +263,10 @@ def test_a_placed_state_is_where_the_chain_begins(
     write_json(plan.PLACED, {"step": 5})
     # 6 starts from the placed 5; 9 from 6; 3 lies behind it and is trained from the start.
     assert [plan.needed_before(step, 3) for step in (3, 5, 6, 7, 9)] == [0, 0, 0, 6, 6]
-    assert [plan.resumed_step(step, 3) for step in (3, 5, 6, 7, 9)] == [0, 3, 5, 6, 6]
+
+
+def test_caches_lie_in_one_folder_and_sound_writes_nothing(tmp_path: Path) -> None:
+    found = plan.cache_environment(settings(cache_root=str(tmp_path)))
+    folders = {name: value for name, value in found.items() if value.startswith(str(tmp_path))}
+    assert {"HF_HOME", "MPLCONFIGDIR", "TMPDIR", "XDG_CACHE_HOME"} <= set(folders)
+    assert found["ALSOFT_DRIVERS"] == "null"  # else PulseAudio's client makes ~/.config/pulse

@@ -1,15 +1,29 @@
 """Small files: whole or not at all, strict, digested, locked."""
 
+import codecs
 import os
+import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from gc25d import records
+from gc25d.capture.arrays import write_arrays
+from gc25d.capture.tars import write_series
 from gc25d.errors import UserError
+from gc25d.evaluate.panels import write_mp4, write_png
+from gc25d.tensors import write_tensors
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
@@ -70,16 +84,150 @@ def test_a_temporary_of_a_living_writer_stays_and_of_another_host_for_a_day(tmp_
     assert {p.name for p in tmp_path.iterdir()} == {"a", fresh.name}
 
 
-def test_written_files_are_readable_by_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["json", "text", "rows", "tensors"])
+def test_a_file_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, disk_events: list[Any], kind: str
+) -> None:
+    path = tmp_path.resolve() / "a"
+    write: dict[str, Callable[[], None]] = {
+        "json": lambda: records.write_json(path, {"a": 1}),
+        "text": lambda: records.write_text(path, "a" * 100_000),
+        "rows": lambda: records.write_jsonl(path, [{"a": i} for i in range(3)]),
+        "tensors": lambda: write_tensors(path, {"a": torch.ones(3)}, {"b": "c", "a": "d"}),
+    }
+    write[kind]()
+    synced, renamed, named = disk_events
+    assert [event.kind for event in disk_events] == ["fsync", "rename", "fsync"]
+    assert synced.path == renamed.path != path
+    assert renamed.to == path
+    assert named.path == path.parent
+    assert synced.content == renamed.content == path.read_bytes()
+
+
+def write_arrays_of_one(path: Path) -> None:
+    write_arrays(path, a=np.zeros(3))
+
+
+def write_one_tensor(path: Path) -> None:
+    write_tensors(path, {"a": torch.ones(3)}, {"k": "v"})
+
+
+def write_one_picture(path: Path) -> None:
+    write_png(path, np.zeros((4, 4, 3), np.uint8))
+
+
+def write_one_video(path: Path) -> None:
+    write_mp4(path, np.zeros((1, 16, 16, 3), np.uint8), 10)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: records.write_json(path, {}),
+        lambda path: records.write_jsons({path: {}}),
+        lambda path: write_series(path, ".jpg", [b"x"]),
+        write_arrays_of_one,
+        write_one_tensor,
+        write_one_picture,
+        write_one_video,
+    ],
+    ids=["json", "jsons", "tar", "npz", "safetensors", "png", "mp4"],
+)
+def test_the_umask_decides_who_may_read(
+    tmp_path: Path, write: Callable[[Path], None], mask: int, mode: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        write(tmp_path / "a")
+        write(tmp_path / "a")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == mode
+
+
+def test_a_link_stays_and_the_file_behind_it_is_written(tmp_path: Path) -> None:
+    disk, place = tmp_path / "disk", tmp_path / "place"
+    disk.mkdir()
+    place.mkdir()
+    (disk / "real.json").write_text("{}")
+    (disk / "link.json").symlink_to("real.json")
+    (place / "a.json").symlink_to(disk / "link.json")  # a link to a link
+    records.write_json(place / "a.json", {"new": 1})
+    assert (place / "a.json").readlink() == disk / "link.json"
+    assert (disk / "link.json").is_symlink()
+    assert (disk / "real.json").read_text() == '{\n  "new": 1\n}\n'
+    assert {path.name for path in disk.iterdir()} == {"link.json", "real.json"}
+    assert [path.name for path in place.iterdir()] == ["a.json"]
+
+
+def test_a_link_to_a_file_that_is_not_there_yet_makes_it(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "a").symlink_to("disk/new")
     records.write_text(tmp_path / "a", "x")
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "a").is_symlink()
+    assert (tmp_path / "disk/new").read_text() == "x"
 
 
-@pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": Infinity}', '{"a": 1', ""])
+@pytest.mark.parametrize("target", ["not-mounted/a", "a"])
+def test_a_link_that_leads_nowhere_is_refused_by_name(tmp_path: Path, target: str) -> None:
+    (tmp_path / "a").symlink_to(target)
+    with pytest.raises(UserError, match=r"/a: a link to .*, which leads nowhere: mount"):
+        records.write_text(tmp_path / "a", "x")
+    assert names(tmp_path) == ["a"]
+
+
+def test_several_files_are_written_all_or_none(tmp_path: Path) -> None:
+    old, new, directory = (tmp_path / name for name in ("b", "a", "c"))
+    old.write_text("old")
+    directory.mkdir()
+    (directory / "inside").touch()
+    for order in ([old, new, directory], [directory, new, old], [new, directory, old]):
+        with pytest.raises(OSError, match="directory"):
+            records.write_jsons(dict.fromkeys(order, 1))
+        assert names(tmp_path) == ["b", "c"]
+        assert old.read_text() == "old"
+    records.write_jsons({old: 1, new: 2})
+    assert (old.read_text(), new.read_text()) == ("1\n", "2\n")
+
+
+@pytest.mark.parametrize("fails_at", ["a", "b"])
+def test_a_file_that_cannot_take_its_place_brings_the_others_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str
+) -> None:
+    """As in a folder whose sticky bit keeps another user's file."""
+    (tmp_path / "a").write_text("old a")
+    replace = Path.replace
+
+    def refuse(source: Path, target: Path) -> Path:
+        if target.name == fails_at and source.read_text() == "1\n":
+            raise PermissionError(1, "Operation not permitted", str(target))
+        return replace(source, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(PermissionError):
+        records.write_jsons({tmp_path / "a": 1, tmp_path / "b": 1})
+    assert names(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_text() == "old a"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": NaN}', '{"a": Infinity}', '{"a": 1e999}', '{"a": 1', "", '{"a": 1, "a": 2}']
+)
 def test_json_that_is_not_strict_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(UserError, match=r"bad\.json"):
         records.read_json(tmp_path / "bad.json")
+
+
+def test_a_byte_order_mark_is_no_part_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(codecs.BOM_UTF8 + b'{"a": 1}\n{"a": 2}\n')
+    assert list(records.read_jsonl(path)) == [{"a": 1}, {"a": 2}]
+    path.write_bytes(codecs.BOM_UTF8 + b'{"a": 1}\n')
+    assert records.read_json(path) == {"a": 1}
+    path.write_bytes(codecs.BOM_UTF8 + b"step,loss\n1,0.5\n")
+    assert records.read_csv(path) == [{"step": "1", "loss": "0.5"}]
 
 
 def test_content_is_compared_before_it_is_written(tmp_path: Path) -> None:
@@ -90,11 +238,24 @@ def test_content_is_compared_before_it_is_written(tmp_path: Path) -> None:
     assert not records.holds_json(path, {"a": 2})
 
 
-def test_a_row_after_a_cut_line_stands_on_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "kept"),
+    [
+        ('{"a": 1}\n{"a"', '{"a": 1}\n'),
+        ('{"a": 1}\n{"a"\n', '{"a": 1}\n'),
+        ('{"a": 1}\n\0\0\0', '{"a": 1}\n'),
+        ('{"a"', ""),
+        ('{"a": 1}', '{"a": 1}\n'),
+        ('{"a": 1}\n', '{"a": 1}\n'),
+        ("", ""),
+    ],
+)
+def test_a_cut_last_line_goes_with_the_next_row(tmp_path: Path, before: str, kept: str) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"a": 1}\n{"a"')
+    path.write_text(before)
     records.append_jsonl(path, {"a": 2})
-    assert path.read_text() == '{"a": 1}\n{"a"\n{"a": 2}\n'
+    assert path.read_text() == kept + '{"a": 2}\n'
+    assert list(records.read_jsonl(path))[-1] == {"a": 2}
 
 
 def test_digests_are_sha256(tmp_path: Path) -> None:
@@ -110,9 +271,12 @@ def test_jsonl_names_the_line_that_is_broken(tmp_path: Path) -> None:
     records.write_jsonl(path, [{"a": 1}, {"a": 2}])
     records.append_jsonl(path, {"a": 3})
     assert [row["a"] for row in records.read_jsonl(path)] == [1, 2, 3]
-    path.write_text('{"a": 1}\n{"a"\n')
-    with pytest.raises(UserError, match="line 2"):
-        list(records.read_jsonl(path))
+    for line in (b'{"a"', b'{"a": 1, "a": 2}', b'{"a": NaN}', b'{"a": "\xff"}', b"[1]", b""):
+        path.write_bytes(b'{"a": 1}\n' + line + b"\n")
+        with pytest.raises(UserError, match="line 2"):
+            list(records.read_jsonl(path))
+    with pytest.raises(UserError, match=r"none\.jsonl: not found"):
+        list(records.read_jsonl(tmp_path / "none.jsonl"))
 
 
 def test_a_lock_is_held_across_processes_and_dies_with_its_holder(tmp_path: Path) -> None:
@@ -136,3 +300,22 @@ def test_a_lock_is_held_across_processes_and_dies_with_its_holder(tmp_path: Path
         holder.kill()
     with records.locked(path, wait_s=5, held="x"):
         pass
+
+
+def test_the_next_writer_of_a_folder_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    code = (
+        "import os, pathlib, sys\n"
+        "from gc25d.records import atomic_folder\n"
+        "with atomic_folder(pathlib.Path(sys.argv[1])) as building:\n"
+        "    (building / 'half').write_text('half')\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(folder)]).returncode == -9
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".a.")
+    for text in ("first", "second"):
+        with records.atomic_folder(folder) as building:
+            (building / text).write_text(text)
+            assert not (folder / text).exists()
+        assert [p.name for p in tmp_path.rglob("*")] == ["a", text]

@@ -43,6 +43,37 @@ def test_a_cut_file_is_named(tmp_path: Path) -> None:
         read_tensors(tmp_path / "none.safetensors")
 
 
+ROW = '{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+SAME_BYTES = '{"dtype":"BF16","shape":[4],"data_offsets":[0,8]}'
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (f'{{"a":{ROW},"a":{SAME_BYTES}}}', "'a' stands twice"),
+        (f'{{"__metadata__":{{"vocab":"ids","vocab":"parts"}},"a":{ROW}}}', "'vocab' stands twice"),
+        (f'{{"a":{ROW},"\\u0061":{SAME_BYTES}}}', "'a' stands twice"),
+        (f"[{ROW}]", "no JSON object"),
+    ],
+)
+def test_a_header_of_which_the_library_would_lose_a_part_is_refused(
+    tmp_path: Path, header: str, message: str
+) -> None:
+    path = tmp_path / "twice.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(8))
+    for read in (read_tensors, read_metadata):
+        with pytest.raises(UserError, match=rf"twice\.safetensors: .*{message}"):
+            read(path)
+
+
+def test_a_header_that_claims_any_length_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "long.safetensors"
+    for length, message in ((2**63, "expected at most"), (2**20, "cut after 2 of 1048576")):
+        path.write_bytes(length.to_bytes(8, "little") + b"{}")
+        with pytest.raises(UserError, match=rf"long\.safetensors: .*{message}"):
+            read_tensors(path)
+
+
 def test_digest_sees_names_shapes_dtypes_and_values() -> None:
     base = {"a": torch.ones(2, 3), "b": torch.zeros(1)}
     others = [

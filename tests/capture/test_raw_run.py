@@ -1,3 +1,4 @@
+import codecs
 import json
 import math
 import shutil
@@ -21,6 +22,7 @@ from gc25d.capture.format import (
     write_run,
 )
 from gc25d.errors import UserError
+from gc25d.geometry.camera import look, perspective, rotator_axes
 
 FRAMES, HEIGHT, WIDTH = 5, 8, 12
 
@@ -29,11 +31,14 @@ def content():
     random = np.random.default_rng(0)
     level = np.arange(FRAMES, dtype=np.uint8) * 40
     capsules = random.uniform(-100, 100, (FRAMES, 2, 7)).astype(np.float32)
+    capsules[..., 6] = abs(capsules[..., 6])
     capsules[1, 1] = np.nan
+    poses = random.uniform(-100, 100, (FRAMES, 2, 3))
+    lens = perspective(80, WIDTH / HEIGHT, 5.0)
     return {
         "frames": np.broadcast_to(level[:, None, None, None], (FRAMES, HEIGHT, WIDTH, 3)).copy(),
         "stencil": random.integers(0, 9, (FRAMES, HEIGHT, WIDTH), np.uint8),
-        "cameras": random.normal(size=(FRAMES, 4, 4)),
+        "cameras": np.stack([look(place, rotator_axes(*turn)) @ lens for place, turn in poses]),
         "skeletons": Skeletons(capsules, np.array([15, 16], np.uint8)),
         "meta": RunMeta(
             17.5, WIDTH, HEIGHT, (math.nan, 3.5), "cm", "perspective", "test", "engine 1"
@@ -143,12 +148,37 @@ def test_nan_of_a_python_writer_is_read(run_dir):
         ({"fps": 0}, "fps: Input should be greater than 0"),
         ({"width": "wide"}, "width: Input should be a valid integer"),
         ({"projection": "fisheye"}, "projection: Input should be"),
+        ({"fps": 1e-9}, "fps: Input should be greater than"),
+        ({"fps": 1e6}, "fps: Input should be less than"),
+        ({"width": 10**9}, "width: Input should be less than or equal to 16384"),
+        ({"height": 16385}, "height: Input should be less than or equal to 16384"),
+        ({"width": 8193, "height": 8192}, "pictures of 8193 by 8192, expected at most 67108864"),
     ],
 )
 def test_faults_of_meta(run_dir, changes, message):
     edit_json(run_dir / "meta.json", **changes)
     with pytest.raises(UserError, match=r"run-007/meta\.json: " + message):
         read_meta(run_dir)
+
+
+def test_the_largest_picture_that_is_read(run_dir):
+    edit_json(run_dir / "meta.json", width=16384, height=4096)
+    assert read_meta(run_dir).width == 16384
+
+
+def test_a_byte_order_mark_drops_no_run(run_dir):
+    for name in ("meta.json", "clips_5.json"):
+        path = run_dir / name
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert (read_meta(run_dir).width, read_clips(run_dir, 5)) == (WIDTH, content()["tables"][0])
+
+
+def test_a_key_twice_is_refused(run_dir):
+    for name, key in (("meta.json", "width"), ("clips_5.json", "a")):
+        path = run_dir / name
+        path.write_text(path.read_text().replace(f'"{key}":', f'"{key}": 9, "{key}":'))
+        with pytest.raises(UserError, match=rf"{name}: .*'{key}' stands twice"):
+            read_meta(run_dir) if name == "meta.json" else read_clips(run_dir, 5)
 
 
 def test_missing_and_cut_json(run_dir):
@@ -184,6 +214,19 @@ def test_a_nan_camera_spoils_only_its_own_clips(run_dir):
     with pytest.raises(UserError, match=r"cameras\.npz: the camera of frame 3 holds NaN"):
         read_cameras(run_dir, 2, 2)
     np.testing.assert_array_equal(read_cameras(run_dir, 0, 3), cameras[:3])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(np.diag([1.0, 1, 1, -1]), "w below 0 in front"), (np.zeros((4, 4)), "singular")],
+)
+def test_a_camera_that_is_none_spoils_only_its_own_clips(run_dir, change, said):
+    cameras = content()["cameras"]
+    cameras[3] = cameras[3] @ change
+    np.savez(run_dir / "cameras.npz", world_to_clip=cameras)
+    with pytest.raises(UserError, match=rf"cameras\.npz: the camera of frame 3 .*{said}"):
+        read_cameras(run_dir, 2, 2)
+    assert len(read_cameras(run_dir, 0, 3)) == 3
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a zip", None])
@@ -224,6 +267,18 @@ def test_faults_of_skeletons(run_dir):
     with pytest.raises(UserError, match="a capsule of frame 4 holds an infinity"):
         read_skeletons(run_dir)
     assert len(read_skeletons(run_dir, 0, 4).capsules) == 4
+
+
+def test_a_radius_below_0_is_named_by_run_frame_and_capsule(run_dir):
+    capsules = np.ones((5, 3, 7), np.float32)
+    capsules[2, 1, 6], capsules[3, 0, 6] = -2.5, -1
+    capsules[1, 0] = (np.nan, 0, 0, 0, 0, 0, -1)  # absent
+    np.savez(run_dir / "skeletons.npz", capsules=capsules, part=np.full(3, 10, np.uint8))
+    with pytest.raises(
+        UserError, match=r"run-007/skeletons\.npz: capsule 1 of frame 2 has radius -2\.5"
+    ):
+        read_skeletons(run_dir)
+    assert len(read_skeletons(run_dir, 0, 2).capsules) == 2
 
 
 def test_unequal_numbers_of_frames_are_listed(run_dir):

@@ -149,3 +149,37 @@ def test_only_the_frame_asked_for_is_read(tmp_path):
     path.write_bytes(path.read_bytes()[:514])
     with pytest.raises(UserError, match=r"frame 0 \(0\.jpg\) is cut after 2 of 6 bytes"):
         series.read(0)
+
+
+def test_a_picture_of_any_length_is_not_read(tmp_path):
+    """A file with a hole takes no room on disk, but would take memory."""
+    path = tmp_path / "frames.tar"
+    info = tarfile.TarInfo("0.jpg")
+    info.size = 300 << 20
+    with path.open("wb") as file:
+        file.write(info.tobuf())
+        file.truncate(512 + info.size + 1024)
+    series = index_series(tmp_path, "frames", (".jpg",))
+    with pytest.raises(UserError, match=r"frame 0 \(0\.jpg\) is of 314572800 bytes, expected at m"):
+        series.read(0)
+
+
+@pytest.mark.parametrize("name", ["a\n/0.jpg", "\udcff0.jpg", "\x1b[31m0.jpg"])
+def test_names_that_no_message_can_show_are_refused(tmp_path, name):
+    write_tar(tmp_path / "frames.tar", [(name, b"x")])
+    with pytest.raises(UserError, match="no plain relative file name") as refused:
+        index_frames(tmp_path)
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("size", [-512, -1024, -(10**9)])
+def test_a_member_before_the_one_before_it_ends_the_reading(tmp_path, size):
+    """Python's reader goes round in a circle (CVE-2025-8194)."""
+
+    def backwards(info):
+        info.pax_headers = {"size": str(size)}
+        return info
+
+    write_tar(tmp_path / "frames.tar", [("0.jpg", b"x" * 512)], backwards)
+    with pytest.raises(UserError, match=r"frames\.tar: not readable as a tar"):
+        index_frames(tmp_path)

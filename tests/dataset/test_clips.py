@@ -136,8 +136,12 @@ def test_clip_by_id_is_undisturbed(data, expected_ids):
 
 def test_round_robin_takes_each_run_in_turn(data):
     clips = ClipDataset(data, "train")  # indices 0, 1 of run-000; 2, 3, 4 of run-001
-    assert clips.round_robin(3) == [0, 2, 1]
-    assert clips.round_robin(99) == [0, 2, 1, 3, 4]
+    assert clips.round_robin(3, "n") == [0, 2, 1]
+    assert clips.round_robin(5, "n") == [0, 2, 1, 3, 4]
+    with pytest.raises(
+        UserError, match=r"evaluation\.n is 6, but .* has 5 usable train clips: use 5"
+    ):
+        clips.round_robin(6, "evaluation.n")
 
 
 def test_a_cut_file_names_the_clip(data):

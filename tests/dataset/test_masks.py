@@ -44,15 +44,20 @@ def ground_by_rays(camera, plane_z):
     return point[..., :2], hit
 
 
+def static_pixels(frame):
+    """How many of each cell's 16 pixels are static."""
+    return (frame <= 6).reshape(H // 4, 4, W // 4, 4).sum(axis=(1, 3))
+
+
 def oracle(ids, cameras, plane_z, planes, frames=(0,)):
     """The mask pixel by pixel from unprojected rays; also where rounding could decide."""
     seen = [ground_by_rays(camera, plane_z) for camera in cameras]
-    static = ids[:, 2::4, 2::4] <= 6
+    counts = {t: static_pixels(ids[t]) * seen[t][1] for t in frames}
     cells = np.stack([~hit for _, hit in seen])
     unsure = np.zeros_like(cells)
     for plane in planes:
         normal = np.array([np.cos(plane.theta), np.sin(plane.theta)])
-        values = [seen[t][0][static[t] & seen[t][1]] @ normal for t in frames]
+        values = [np.repeat(seen[t][0] @ normal, counts[t].ravel()) for t in frames]
         line = np.quantile(np.concatenate(values), 1 - plane.quantile)
         for t, (xy, hit) in enumerate(seen):
             beyond = xy @ normal - line
@@ -63,7 +68,11 @@ def oracle(ids, cameras, plane_z, planes, frames=(0,)):
 
 
 def random_ids(seed):
+    """Every pixel by itself; or blocks of static or character pixels that no cell is aligned to."""
     rng = np.random.default_rng(seed)
+    if seed % 2:
+        blocks = rng.choice(np.array([1, 5, 12], np.uint8), (T, H // 5 + 1, W // 7 + 1))
+        return np.kron(blocks, np.ones((1, 5, 7), np.uint8))[:, :H, :W].copy()
     return rng.choice(np.array([0, 1, 2, 3, 4, 5, 6, 10, 15, 16, 21], np.uint8), (T, H, W))
 
 
@@ -105,6 +114,28 @@ def test_overhead_by_hand():
     assert share == 0.25
     assert (masked[:, :8] == 255).all()  # two rows of cells at the top: X points up
     assert (masked[:, 8:] == 1).all()
+
+
+def test_a_cell_counts_as_often_as_it_has_static_pixels():
+    """8 rows of cells along X, and a character that covers parts of them.
+
+    The 4 rows at the top have one static pixel a cell, a corner that is not sampled, the 4 below
+    all 16: 64 and 1,024 of the frame's 1,088. The upper quarter of the pixels (272) are the 64 and
+    208 of the 256 of the fifth row: τ is that row's value, and what lies beyond are the 4 rows
+    above it. One vote for each cell of a static sample would put τ between the 5th and the 6th row.
+    """
+    ids = np.full((T, H, W), 12, np.uint8)
+    ids[:, 0:16:4, 0::4] = 1
+    ids[:, 16:] = 1
+    for policy in ("first_frame", "mean_frame"):
+        masked, _ = mask_ids(ids, overhead(), 0.0, [HalfPlane(EAST, 0.25)], policy)
+        hidden = (masked[0] == 255).sum(axis=1)
+        assert hidden.tolist() == [16 if row % 4 == 0 else 0 for row in range(16)] + [0] * 16
+    # Nobody's sample is static, and yet there are static pixels to calibrate on.
+    ids[:, 18::4, 2::4] = 12
+    masked, _ = mask_ids(ids, overhead(), 0.0, [HalfPlane(EAST, 0.25)], "first_frame")
+    assert (masked[0, :16] == 255).sum() == 64
+    assert not (masked[0, 16:] == 255).any()
 
 
 def test_coverage_grows_with_the_camera_unless_the_policy_prevents_it():

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
-from gc25d.dataset.selection import furthest
+from gc25d.dataset.selection import furthest, weighted_quantile
 
 
 def by_sorting(distance, weights, share):
@@ -58,3 +58,30 @@ def test_equals_a_stable_sort_at_full_size(kind):
     for share in (0.1, 0.5, 0.99):
         found = furthest(distance, weights, share)
         assert np.array_equal(found, by_sorting(distance, weights, share))
+
+
+@given(data=st.data(), q=st.floats(0, 1), size=st.integers(1, 300))
+def test_the_weighted_quantile_is_that_of_repeated_values(data, q, size):
+    """Ties and single values included; to the bit."""
+    few = st.sampled_from([0.0, 1.0, 1.0 + 2**-40, -3.0, 1e-300, 1e9])
+    elements = few if data.draw(st.booleans()) else st.floats(-1e12, 1e12)
+    values = data.draw(nps.arrays(np.float64, size, elements=elements))
+    weights = data.draw(nps.arrays(np.uint8, size, elements=st.integers(1, 16)))
+    expected = np.quantile(np.repeat(values, weights), q)
+    assert weighted_quantile(values, weights, q) == expected
+
+
+@pytest.mark.parametrize("order", ["rising", "shuffled", "heavy at one end"])
+def test_the_weighted_quantile_at_full_size(order):
+    """Where weights follow the values, the quantile lies far from that of the cells."""
+    rng = np.random.default_rng(0)
+    values = np.sort(1e4 / (rng.random(25_000) + 1e-6))
+    weights = rng.integers(1, 17, len(values)).astype(np.uint8)
+    if order == "heavy at one end":
+        weights[: len(values) // 2] = 1
+        weights[len(values) // 2 :] = 16
+    elif order == "shuffled":
+        rng.shuffle(values)
+    for q in (0.0, 0.3, 0.6, 0.8, 0.95, 1.0):
+        expected = np.quantile(np.repeat(values, weights), q)
+        assert weighted_quantile(values, weights, q) == expected

@@ -17,6 +17,7 @@ from gc25d.evaluate.rollout import roll_out
 from gc25d.evaluate.sample import Plan, sample, starting_noise
 from gc25d.evaluate.truth import recorded_frames
 from gc25d.export.read import load_model
+from gc25d.geometry.camera import look, perspective, rotator_axes
 from gc25d.model.causal import CausalWanModel
 from gc25d.model.zoo import build_model, wan_config
 from gc25d.prep.codec import codec_for
@@ -32,6 +33,7 @@ GEOMETRY = {"frames": 5, "height": 32, "width": 64}
 RUNS = ("hall__run-0", "hall__run-1", "yard__run-0")
 FIRST = "hall__run-1__000000"
 CPU = torch.device("cpu")
+CAMERA = look(np.array([0.0, 0, 100]), rotator_axes(0, 0, 0)) @ perspective(90, 2.0, 5.0)
 
 
 def write_raw(folder, seed: int) -> None:
@@ -44,7 +46,7 @@ def write_raw(folder, seed: int) -> None:
         folder,
         frames=list(np.stack(waves, axis=-1).astype(np.uint8)),
         stencil=[stencil.astype(np.uint8)] * count,
-        cameras=np.tile(np.eye(4), (count, 1, 1)),
+        cameras=np.tile(CAMERA, (count, 1, 1)),
         skeletons=Skeletons(np.zeros((count, 0, 7), np.float32), np.zeros(0, np.uint8)),
         meta=RunMeta(10.0, width, height, (0.0,), "cm", "perspective", "test", "none"),
         tables=[
@@ -116,6 +118,7 @@ def arguments(root, out, **evaluation) -> argparse.Namespace:
         settings=out / "settings.json",
         weights=root / "step-7.safetensors",
         data=root / "data",
+        reads=[],
         raw_root=root / "raw",
         out=out / "metrics.json",
         clips=out / "clips",
@@ -203,6 +206,38 @@ def test_settings_change_what_is_sampled(root, done, tmp_path):
         out = tmp_path / str(number)
         evaluate.main(arguments(root, out, clips=[FIRST], **change))
         assert read_json(out / f"clips/{FIRST}.json")["psnr"] != pytest.approx(base, abs=1e-4)
+
+
+def test_sampled_latents_that_are_not_finite_are_an_error_that_names_the_clip(root, tmp_path):
+    """Scales of 1e38 overflow float32 in the first step."""
+    asked = arguments(root, tmp_path, cfg=1e38, sem_cfg=1e38)
+    with pytest.raises(
+        UserError, match=rf"clip {FIRST}: sampled latents: \d+ of 768 values are NaN"
+    ):
+        evaluate.main(asked)
+    assert not asked.out.exists()
+
+
+def test_decoded_frames_that_are_not_finite_are_an_error_that_names_the_clip(
+    root, tmp_path, monkeypatch
+):
+    """Finite latents of which the codec makes NaN."""
+
+    def broken(name, directory, device):
+        codec = codec_for(name, directory, device)
+        codec._mean = codec._mean * torch.nan
+        return codec
+
+    monkeypatch.setattr(evaluate, "codec_for", broken)
+    asked = arguments(root, tmp_path, clips=[FIRST])
+    with pytest.raises(UserError, match=rf"clip {FIRST}, sampled: decoded frames: 30720 of 30720"):
+        evaluate.main(asked)
+    assert not asked.out.exists()
+
+
+def test_more_clips_than_there_are_is_an_error_that_says_how_many(root, tmp_path):
+    with pytest.raises(UserError, match=r"evaluation\.n is 5, .* has 4 usable val clips"):
+        evaluate.main(arguments(root, tmp_path, n=5))
 
 
 def test_unknown_mode_hides_every_id_from_the_model(root, tmp_path, monkeypatch):

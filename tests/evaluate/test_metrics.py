@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gc25d.errors import UserError
+from gc25d.evaluate import metrics
 from gc25d.evaluate.metrics import PSNR_CAP, frame_psnr, frame_ssim, mean_scores, score_clip
 from gc25d.records import to_json
 
@@ -109,3 +110,10 @@ def test_threads_change_nothing():
     frames, truth = np.random.default_rng(3).integers(0, 256, (2, 9, 16, 16, 3), dtype=np.uint8)
     assert score_clip(frames, truth, "c", threads=4) == score_clip(frames, truth, "c")
     assert score_clip(frames, truth, "c").ssim[4] == frame_ssim(frames[5], truth[5])
+
+
+def test_a_score_that_is_none_names_clip_and_frame(monkeypatch):
+    scores = iter((0.5, math.nan))
+    monkeypatch.setattr(metrics, "frame_ssim", lambda frame, truth: next(scores))
+    with pytest.raises(UserError, match=r"clip c, frame 2: PSNR .* dB and SSIM nan"):
+        score_clip(clip(100), clip(116), "c")

@@ -1,7 +1,9 @@
+import itertools
 import subprocess
 import sys
 
 import av
+import imageio.v3 as imageio
 import numpy as np
 import pytest
 from PIL import Image
@@ -64,6 +66,73 @@ def test_the_video_shows_the_frames_in_order(tmp_path):
     with av.open(str(tmp_path / "v.mp4")) as container:
         assert float(container.streams.video[0].average_rate) == 12.5
         assert container.streams.video[0].codec_context.pix_fmt == "yuv420p"
+
+
+PURE = list(itertools.product((0, 128, 255), repeat=3))
+PATCH = 16
+
+
+def patches() -> np.ndarray:
+    """Two equal frames: a patch of each of 27 colours from left to right."""
+    row = np.repeat(np.array(PURE, np.uint8), PATCH, axis=0)
+    return np.broadcast_to(row, (2, 32, len(row), 3)).copy()
+
+
+def worst(picture: np.ndarray) -> float:
+    """Levels that the middle of any patch is off its colour."""
+    middles = [slice(PATCH * i + 5, PATCH * i + 11) for i in range(len(PURE))]
+    return max(
+        float(np.abs(picture[8:24, middle].astype(float) - colour).max())
+        for middle, colour in zip(middles, PURE, strict=True)
+    )
+
+
+def bt709(planes: np.ndarray, height: int, width: int) -> np.ndarray:
+    """yuv420p → RGB by the formulas of BT.709-6, item 3 and 4 (8 bits, 16..235)."""
+    luma, blue, red = np.split(
+        planes.astype(float).ravel(), [height * width, height * width * 5 // 4]
+    )
+    y = (luma.reshape(height, width) - 16) / 219
+    cb, cr = (
+        ((chroma - 128) / 224).reshape(height // 2, width // 2).repeat(2, 0).repeat(2, 1)
+        for chroma in (blue, red)
+    )
+    r, b = y + 1.5748 * cr, y + 1.8556 * cb
+    return np.stack([r, (y - 0.2126 * r - 0.0722 * b) / 0.7152, b], axis=-1).clip(0, 1) * 255
+
+
+def test_pure_colours_come_back(tmp_path):
+    path, frames = tmp_path / "v.mp4", patches()
+    write_mp4(path, frames, 10)
+    with av.open(str(path)) as container:
+        read = [f.to_ndarray(format="yuv420p") for f in container.decode(video=0)]
+    assert worst(bt709(read[1], *frames.shape[1:3])) <= 3
+    assert worst(decode(path)[1]) <= 3
+    assert worst(imageio.imread(path, plugin="pyav")[1]) <= 3
+
+
+def test_colours_are_tagged_in_the_stream_and_in_the_container(tmp_path):
+    path = tmp_path / "v.mp4"
+    write_mp4(path, patches(), 10)
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        assert stream.codec_context.pix_fmt == "yuv420p"
+        frame = next(container.decode(video=0))
+    for tagged in (stream.codec_context, frame):
+        assert (tagged.colorspace, tagged.color_primaries, tagged.color_trc) == (1, 1, 1)
+        assert tagged.color_range == 1  # 16..235
+    # ISO 14496-12: nclx, then primaries, transfer and matrix of 16 bits each, full range 0.
+    assert b"colrnclx" + bytes([0, 1, 0, 1, 0, 1, 0]) in path.read_bytes()
+
+
+def test_the_index_stands_before_the_pictures(tmp_path):
+    path = tmp_path / "v.mp4"
+    write_mp4(path, moving(3, 64, 64), 10)
+    data, boxes, at = path.read_bytes(), [], 0
+    while at < len(data):
+        boxes.append(data[at + 4 : at + 8].decode())
+        at += int.from_bytes(data[at : at + 4], "big")
+    assert boxes.index("moov") < boxes.index("mdat")
 
 
 SCRIPT = """

@@ -1,4 +1,5 @@
 import dataclasses
+import hashlib
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -155,6 +156,14 @@ def test_noise_depends_on_seed_and_clip_alone():
     assert both.dtype == torch.float32
     assert abs(float(both.mean())) < 0.03
     assert float(both.std()) == pytest.approx(1, abs=0.03)
+
+
+def test_noise_is_the_documented_stream(drawn_by_hand):
+    """Named by the first 32 bits of the clip id's SHA-256."""
+    for clip_id in ("a", "castle__run-000__000081"):
+        number = int.from_bytes(hashlib.sha256(clip_id.encode()).digest()[:4], "big")
+        expected = torch.randn(SHAPE, generator=drawn_by_hand(3, "sample", number))
+        assert torch.equal(starting_noise(3, [clip_id], SHAPE)[0], expected)
 
 
 def test_a_batch_equals_its_clips_one_by_one():

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from gc25d import __version__
 from gc25d.errors import UserError
 from gc25d.export.read import load_model
 from gc25d.export.verify import check_probe, expected_shapes, verify_file
@@ -42,15 +43,16 @@ def weights() -> dict[str, Tensor]:
     return {name: p.detach().bfloat16() for name, p in model.named_parameters()}
 
 
-def metadata(weights: dict[str, Tensor]) -> dict[str, str]:
+def metadata(weights: dict[str, Tensor], digest: str = "") -> dict[str, str]:
     return export_metadata(
         SETTINGS,
         step=7,
+        resumed_from="",
         resumed_step=0,
         dataset="d",
         data_root="data",
         data_fingerprint="f",
-        tensors_sha256=digest_tensors(weights),
+        tensors_sha256=digest or digest_tensors(weights),
     )
 
 
@@ -62,7 +64,7 @@ def export(tmp_path: Path, weights: dict[str, Tensor]) -> Path:
 
 
 def verify(path: Path, weights: dict[str, Tensor]) -> dict:
-    return verify_file(path, weights, CONFIG, "parts", 7)
+    return verify_file(path, weights, CONFIG, lambda digest: metadata(weights, digest))
 
 
 def test_a_good_file_passes_and_is_described(export: Path, weights: dict[str, Tensor]) -> None:
@@ -74,12 +76,69 @@ def test_a_good_file_passes_and_is_described(export: Path, weights: dict[str, Te
     assert header_dtypes == {torch.bfloat16}
 
 
-def test_metadata_is_strings_only_and_complete(weights: dict[str, Tensor]) -> None:
-    values = metadata(weights)
-    assert tuple(values) == METADATA_KEYS
-    assert all(isinstance(value, str) for value in values.values())
-    assert (values["step"], values["init_ckpt"], values["sem_cond"]) == ("7", "", "true")
-    assert (values["resumed_from"], values["resumed_step"]) == ("", "0")
+# Written by hand after the replaced system's checker and the defaults of the settings.
+SAID = {
+    "arm": "gc25d",
+    "format": "gc25d",
+    "gc25d_format": "2",
+    "sem_cond": "gc_sem_cond",
+    "mask_channel": "False",
+    "vocab": "parts",
+    "data": "d",
+    "data_root": "data",
+    "data_fingerprint": "f",
+    "step": "7",
+    "stage": "sft_bidirectional",
+    "cond_type": "ids",
+    "cond_key": "ids",
+    "text_dropout": "0.1",
+    "cond_dropout": "0.05",
+    "mask_p": "0.5",
+    "lr": "0.003",
+    "cond_lr": "0.003",
+    "weight_decay": "0.01",
+    "warmup_steps": "30",
+    "first_frame_cond": "True",
+    "seed": "0",
+    "init_ckpt": "",
+    "resumed_from": "",
+    "resumed_step": "0",
+    "model_dir": "",
+    "model": "wan",
+    "size": "tiny",
+    "text_dim": "8",
+    "chunk_frames": "3",
+    "trainer": f"gc25d {__version__}",
+}
+
+
+def test_metadata_is_what_the_replaced_systems_checker_expects(weights: dict[str, Tensor]) -> None:
+    assert metadata(weights, "abc") == {**SAID, "tensors_sha256": "abc"}
+    assert set(METADATA_KEYS) == {*SAID, "tensors_sha256"}
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "stage"),
+    [("dfsft", "wan_causal", "dfsft"), ("finetune", "wan_causal", "finetune"), ("kd", "wan", "kd")],
+)
+def test_other_stages_are_the_methods(method: str, model: str, stage: str) -> None:
+    changed = SETTINGS.model_copy(
+        update={
+            "model": SETTINGS.model.model_copy(update={"name": model}),
+            "train": SETTINGS.train.model_copy(update={"method": method}),
+        }
+    )
+    said = export_metadata(
+        changed,
+        step=1,
+        resumed_from="",
+        resumed_step=0,
+        dataset="d",
+        data_root="data",
+        data_fingerprint="f",
+        tensors_sha256="",
+    )
+    assert said["stage"] == stage
 
 
 def rename(tensors: dict[str, Tensor]) -> None:
@@ -109,7 +168,7 @@ def nudge(tensors: dict[str, Tensor]) -> None:
         (lambda t: t.update({VICTIM: t[VICTIM].float()}), f"{VICTIM} is torch.float32"),
         (lambda t: t.update({VICTIM: t[VICTIM][:1]}), f"{VICTIM} has shape"),
         (poison, f"{VICTIM} holds values that are not finite"),
-        (zero, f"{VICTIM} is all zero"),
+        (zero, f"{VICTIM} is all zero, unlike the training's"),
         (nudge, f"{VICTIM} differs from the training's"),
     ],
 )
@@ -137,8 +196,30 @@ def test_a_zeroed_payload_is_refused(export: Path, weights: dict[str, Tensor]) -
     header = 8 + int.from_bytes(content[:8], "little")
     export.write_bytes(content[:header] + bytes(len(content) - header))
     assert load_file(export)  # the library itself loads it without a word
-    with pytest.raises(UserError, match="is all zero"):
+    with pytest.raises(UserError, match=r"tensor blocks\.0\.\S+ is all zero, unlike"):
         verify(export, weights)
+
+
+def test_what_training_left_at_zero_may_be_zero(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    trained = {**weights, VICTIM: torch.zeros_like(weights[VICTIM])}
+    path = tmp_path / "step-7.safetensors"
+    write_tensors(path, trained, metadata(trained))
+    assert verify(path, trained)["tensors_sha256"] == digest_tensors(trained)
+
+
+@pytest.mark.parametrize("key", [*SAID, "tensors_sha256"])
+def test_every_string_of_the_metadata_is_checked(
+    tmp_path: Path, weights: dict[str, Tensor], key: str
+) -> None:
+    path = tmp_path / "bad.safetensors"
+    for value in ("other", ""):
+        if SAID.get(key) != value:
+            write_tensors(path, weights, {**metadata(weights), key: value})
+            with pytest.raises(UserError, match=rf"metadata {key} is '{value}', expected '"):
+                verify(path, weights)
+    write_tensors(path, weights, {k: v for k, v in metadata(weights).items() if k != key})
+    with pytest.raises(UserError, match=f"metadata {key} is missing"):
+        verify(path, weights)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +227,8 @@ def test_a_zeroed_payload_is_refused(export: Path, weights: dict[str, Tensor]) -
     [
         ({"vocab": "ids"}, "metadata vocab is 'ids', expected 'parts'"),
         ({"step": "8"}, "metadata step is '8', expected '7'"),
-        ({"tensors_sha256": "0"}, "metadata tensors_sha256 says 0"),
+        ({"format": "gc25d-1"}, "metadata format is 'gc25d-1', expected 'gc25d'"),
+        ({"ema": "0.9"}, "metadata ema is not one of an export's"),
         ({"seed": None}, "metadata seed is missing"),
     ],
 )
@@ -171,6 +253,15 @@ def test_forward_pass_of_the_file_is_the_models(export: Path, weights: dict[str,
         check_probe(export, loaded * 1.01, expected)
     with pytest.raises(UserError, match="forward pass differs"):
         check_probe(export, loaded * float("nan"), expected)
+
+
+def test_a_student_that_predicts_zero_may(export: Path) -> None:
+    """One whose first step trains the critic alone, from a seed, has its head still at zero."""
+    nothing = torch.zeros(1, 48, 3, 4, 4)
+    assert check_probe(export, nothing, nothing) == 0
+    for wrong in (nothing + 1e-3, nothing * float("nan")):
+        with pytest.raises(UserError, match="forward pass differs"):
+            check_probe(export, wrong, nothing)
 
 
 def test_probe_reaches_every_tensor(weights: dict[str, Tensor]) -> None:

@@ -6,7 +6,7 @@ from scipy.spatial.transform import Rotation
 
 from gc25d.errors import UserError
 from gc25d.geometry.camera import (
-    depth_to_distance,
+    camera_fault,
     look,
     orthographic,
     perspective,
@@ -115,19 +115,52 @@ def test_pixel_centres_lie_half_a_pixel_in():
     np.testing.assert_allclose(centres[1, 3], [3.5, 1.5])
 
 
-def test_depth_to_distance_of_a_finite_far_plane():
-    distance, sky = depth_to_distance(np.array([0.0, 1.0]), 0.1, 1000)
-    np.testing.assert_allclose(distance, [1000, 0.1])
-    assert sky.tolist() == [True, False]
+LENSES = {
+    "perspective": perspective(75.0, 1.5, 10.0),
+    "perspective with a far plane": perspective(75.0, 1.5, 10.0, 5000.0),
+    "orthographic": orthographic(300.0, 200.0, 10.0, 5000.0),
+}
 
 
-def test_depth_to_distance_of_an_infinite_far_plane_stays_finite():
-    distance, sky = depth_to_distance(np.array([0.0, 0.5, 1.0]), 0.1)
-    np.testing.assert_allclose(distance, [0, 0.2, 0.1])
-    assert sky.tolist() == [True, False, False]
+@pytest.mark.parametrize("lens", LENSES)
+def test_cameras_turned_anywhere_have_no_fault(lens):
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        axes = rotator_axes(*random.uniform(-180, 180, 3))
+        world_to_clip = look(random.uniform(-1e6, 1e6, 3), axes) @ LENSES[lens]
+        assert camera_fault(world_to_clip) == ""
+        shift = np.eye(4)  # a crop away from the centre
+        shift[3, :2] = random.uniform(-2, 2, 2)
+        assert camera_fault(world_to_clip @ shift) == ""
 
 
-def test_depth_to_distance_inverts_projection():
-    points = np.array([[25.0, 4, -3], [700, 100, 50]])
-    _, depth = project(points, camera(far=900.0), 200, 100)
-    np.testing.assert_allclose(depth_to_distance(depth, 10, 900)[0], points[:, 0])
+@pytest.mark.parametrize("lens", LENSES)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (-np.eye(4), "w below 0 in front of it: its matrix is negated"),
+        (np.diag([1.0, 1, 1, 0]), "singular"),
+        (np.diag([-1.0, 1, 1, 1]), "is mirrored"),  # left and right exchanged
+        (np.diag([1.0, -1, 1, 1]), "is mirrored"),  # v counted upwards
+    ],
+)
+def test_negated_and_mirrored_cameras_are_told(lens, change, said):
+    world_to_clip = look(np.array([300.0, -20, 90]), rotator_axes(10, 40, 5)) @ LENSES[lens]
+    assert said in camera_fault(world_to_clip @ change)
+
+
+def test_a_depth_of_1_far_away_is_told():
+    for lens in ("perspective with a far plane", "orthographic"):
+        world_to_clip = look(np.zeros(3), AHEAD) @ LENSES[lens]
+        world_to_clip[:, 2] = world_to_clip[:, 3] - world_to_clip[:, 2]  # z/w becomes 1 - z/w
+        assert "depth does not fall" in camera_fault(world_to_clip)
+
+
+def test_a_camera_with_w_below_0_in_front_alone_is_told():
+    """OpenGL's view looks along -Z; whose w was taken from +Z sees what is before it behind it."""
+    world_to_clip = camera()
+    ahead = np.array([500.0, 0, 0, 1])
+    assert (ahead @ world_to_clip)[3] == 500
+    world_to_clip[:, 3] *= -1
+    assert (ahead @ world_to_clip)[3] == -500
+    assert "w below 0 in front of it" in camera_fault(world_to_clip)

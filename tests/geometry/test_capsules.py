@@ -2,7 +2,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gc25d.geometry.camera import look, perspective, pixel_centers, rotator_axes, unproject_rays
+from gc25d.geometry.camera import (
+    look,
+    orthographic,
+    perspective,
+    pixel_centers,
+    rotator_axes,
+    unproject_rays,
+)
 from gc25d.geometry.capsules import first_hits, nearest_in_image, ray_distances
 
 CAMERA = look(np.zeros(3), rotator_axes(0, 0, 0)) @ perspective(90, 1, 1)
@@ -139,3 +146,30 @@ def test_nearest_ignores_what_is_behind_and_cuts_what_reaches_behind():
     pixels = np.array([[95.0, 50.0]])
     assert nearest_in_image(pixels, behind[None], CAMERA, 100, 100).tolist() == [-1]
     assert nearest_in_image(pixels, np.stack([behind, through]), CAMERA, 100, 100).tolist() == [1]
+
+
+def parallel(near):
+    """A camera at the origin that looks along X: a pixel is a cm, (50, 50) is Y = Z = 0."""
+    return look(np.zeros(3), rotator_axes(0, 0, 0)) @ orthographic(100, 100, near, 1000)
+
+
+def test_what_is_wholly_behind_a_parallel_camera_does_not_count():
+    """The near plane lies at X = 10: a sphere of radius 5 is behind it up to X = 5."""
+    pixels = np.array([[95.0, 50.0]])
+    for x, found in ((-50.0, -1), (4.9, -1), (5.1, 0), (60.0, 0)):
+        sphere = np.array([[x, 0, 0, x, 0, 0, 5.0]])
+        assert nearest_in_image(pixels, sphere, parallel(10), 100, 100).tolist() == [found], x
+    behind, before = [-50.0, 40, 0, -50, 40, 0, 5], [60.0, 0, 0, 60, 0, 0, 5]
+    both = np.array([behind, before])  # the one behind would be nearer to the pixel
+    assert nearest_in_image(pixels, both, parallel(10), 100, 100).tolist() == [1]
+
+
+def test_an_axis_is_cut_where_it_passes_behind_a_parallel_camera():
+    """From (20, 0) before the near plane X = 10 to (−20, 40) behind: radius 5 reaches X = 10 from
+    X = 5 on, at Y = 15. So the outline ends at column 50 + 15 + 5 = 70; a sphere's at column 80
+    starts at 75. Between the two the middle is 72.5; uncut, the first would reach to 95.
+    """
+    cut, sphere = [20.0, 0, 0, -20, 40, 0, 5], [60.0, 30, 0, 60, 30, 0, 5]
+    pixels = np.array([[72.0, 50.0], [73.0, 50.0]])
+    found = nearest_in_image(pixels, np.array([cut, sphere]), parallel(10), 100, 100)
+    assert found.tolist() == [0, 1]

@@ -59,3 +59,11 @@ def test_absent_and_unseen_capsules_have_no_outline():
         [30, 0, 0, 30, 0, 0, 50],  # around the camera
     ):
         assert capsule_outline(np.array(capsule, float), camera, WIDTH, HEIGHT) is None
+
+
+def test_what_reaches_behind_a_parallel_camera_has_no_outline():
+    """The near plane lies 100 cm ahead."""
+    camera = look(np.zeros(3), rotator_axes(0, 0, 0)) @ orthographic(400, 240, 100, 1000)
+    for x, seen in ((-500, False), (149, False), (151, True)):
+        outline = capsule_outline(np.array([x, 0, 0, x, 0, 0, 50.0]), camera, WIDTH, HEIGHT)
+        assert (outline is not None) == seen, x

@@ -35,6 +35,32 @@ def test_a_box_never_leaves_the_picture():
         assert resample_frames(np.full((1, *source, 3), 9, np.uint8), view).max() == 9
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "said"),
+    [
+        # by hand: 320 / 160 = 2, 96 · 2 = 192 rows are used, 240 − 192 = 48 are not
+        (
+            (240, 320),
+            (96, 160),
+            "320x240 → 160x96: 24 rows are cropped above and as many below, the rest is scaled by "
+            "0.5",
+        ),
+        (
+            (100, 300),
+            (50, 100),
+            "300x100 → 100x50: 50 columns are cropped on the left and as many on the right, the "
+            "rest is scaled by 0.5",
+        ),
+        ((48, 80), (96, 160), "80x48 → 160x96: nothing is cropped, the rest is scaled by 2"),
+        ((96, 160), (96, 160), "160x96 → 160x96: as captured"),
+    ],
+)
+def test_what_becomes_of_a_picture_in_words(source, target, said):
+    view = fit_view(source, target)
+    assert view.summary == said
+    assert view.scale == float(said.rpartition(" ")[2] if "by" in said else 1)
+
+
 def test_identity_returns_the_same_pixels():
     frames = np.random.default_rng(0).integers(0, 255, (2, 32, 64, 3), np.uint8)
     view = fit_view((32, 64), (32, 64))

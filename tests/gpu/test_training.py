@@ -73,7 +73,7 @@ class Run:
         binding = {"settings_sha256": digest_json(settings), "data_fingerprint": fingerprint}
         write_json(self.folder / "binding.json", binding)
         numbers = {
-            **{"until": until, "resumed-step": 0, "micro-batch": 1, "save-every": SAVE_EVERY},
+            **{"until": until, "micro-batch": 1, "save-every": SAVE_EVERY},
             **{"validate-every": 10, "log-every": 5, "workers": 2, "nodes": 1},
             **{"processes": case.processes, "gpus-per-node": case.processes},
         }

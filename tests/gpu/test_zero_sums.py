@@ -10,7 +10,7 @@ import torch
 from gc25d.train.launch import Layout, run_processes
 
 pytestmark = pytest.mark.gpu
-PROGRAM = Path(__file__).parents[1] / "train/zero_checks.py"
+PROGRAM = Path(__file__).parents[1] / "train/zero_sum_checks.py"
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -22,7 +22,7 @@ def test_overlapped_sums_have_the_bits_of_deepspeeds_own(processes: int, tmp_pat
     if torch.cuda.device_count() < processes:
         pytest.skip(f"needs {processes} GPUs")
     out = tmp_path / "found.json"
-    command = [sys.executable, str(PROGRAM), str(out), "--gpu", str(processes)]
+    command = [sys.executable, str(PROGRAM), str(out), str(processes)]
     assert run_processes(command, Layout(1, processes, gpu=True)) == 0
     found = json.loads(out.read_text())
     assert found["ours"] == [found["theirs"]] * 3

@@ -3,10 +3,13 @@
 import os
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from gc25d.errors import UserError
+from gc25d.methods import ode_paths, ode_solver
 from gc25d.records import digest_file, read_csv, read_json, write_json
 from gc25d.step_settings import TrainStep, step_json
 from gc25d.steps import build_ode_cache
@@ -52,13 +55,14 @@ def train(settings: TrainStep, data: Path, run: Path, until: int) -> str:
         folder / "weights.safetensors", folder / "probe.safetensors", folder / "done.json"
     )
     pace = Pace(micro_batch=1, save_every=STOP, validate_every=STEPS, log_every=STEPS, workers=0)
-    train_segment(settings, data, run, Task(until, 0, "b"), pace, files)
+    train_segment(settings, data, run, Task(until, "b"), pace, files)
     return digest_file(files.weights)
 
 
 def build_cache(settings: TrainStep, data: Path, folder: Path) -> None:
     write_json(folder / "settings.json", step_json(settings))
-    build_ode_cache.main(Namespace(settings=folder / "settings.json", data=data, batch=4, gpus=0))
+    settings_file = folder / "settings.json"
+    build_ode_cache.main(Namespace(settings=settings_file, data=data, reads=[], batch=4, gpus=0))
 
 
 @pytest.mark.parametrize(("model", "method"), CELLS)
@@ -122,3 +126,21 @@ def test_paths_are_built_once_and_by_shares(
     other = settings.model_copy(update={"train": settings.train.model_copy(update={"seed": 1})})
     with pytest.raises(UserError, match="made with seed 0, this run needs 1"):
         build_cache(other, small_dataset, tmp_path)
+
+
+def test_a_path_that_is_not_finite_is_an_error_that_names_the_clip(
+    small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflowing(*given: Any) -> torch.Tensor:
+        paths = ode_solver.solve(*given)
+        paths[1, 2, 0] = torch.inf  # of the second clip, a channel of the last point
+        return paths
+
+    monkeypatch.setattr(ode_paths, "solve", overflowing)
+    settings = settings_of("wan", "kd", tmp_path / "ode_paths")
+    # [3, 48, 3, 4, 4] = 6,912 values, of which a channel of a point has 3 · 4 · 4
+    said = "clip castle__run-000__000009: the teacher's path: 48 of 6912 values"
+    with pytest.raises(UserError, match=said):
+        build_cache(settings, small_dataset, tmp_path)
+    written = {path.name for path in (tmp_path / "ode_paths/paths").iterdir()}
+    assert written == {"000000.safetensors"}

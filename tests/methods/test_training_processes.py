@@ -51,7 +51,6 @@ def train(settings: dict, data: Path, run: Path, until: int, engine: str, proces
         "done": out / "done.json",
         "log": run / "log.txt",
         "until": until,
-        "resumed-step": 0,
         "micro-batch": 1,
         "save-every": STOP,
         "validate-every": STEPS,

@@ -13,7 +13,7 @@ from gc25d.model.config import WanConfig
 from gc25d.model.names import to_diffusers, to_native
 from gc25d.model.shards import save_diffusers, save_native_shards
 from gc25d.model.start import model_from_tensors, starting_model
-from gc25d.model.weights import load_base, load_tensors
+from gc25d.model.weights import base_shapes, load_base, load_tensors
 from gc25d.model.zoo import build_model
 from gc25d.tensors import write_tensors
 
@@ -101,6 +101,29 @@ def test_a_file_of_all_tensors(tmp_path, small_config, small_model, base_model):
         load_tensors(model, tmp_path / "base.safetensors")
     load_base(model, tmp_path / "base.safetensors")
     assert_equal(model, base_model.state_dict(), skip=["gc_sem_cond."])
+
+
+@pytest.mark.parametrize("names", [str, to_diffusers])
+def test_a_prefix_of_the_whole_is_passed_over(
+    tmp_path, small_config, small_model, base_model, names
+):
+    state = {f"dit.{names(n)}": t for n, t in base_model.state_dict().items()}
+    save_file(state, tmp_path / "x.safetensors")
+    for source in (tmp_path / "x.safetensors", tmp_path):
+        model = build_model(small_config, 0)
+        load_base(model, source)
+        assert_equal(model, base_model.state_dict(), skip=["gc_sem_cond."])
+        assert base_shapes(source) == {
+            n: tuple(t.shape) for n, t in base_model.state_dict().items()
+        }
+    whole = {f"dit.{n}": t for n, t in small_model.state_dict().items()}
+    save_file(whole, tmp_path / "x.safetensors")
+    load_base(model, tmp_path)
+    assert_equal(model, small_model.state_dict())
+    twice = {**whole, "head.head.bias": whole["dit.head.head.bias"].clone()}
+    save_file(twice, tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match=r"head\.head\.bias is also in .*x\.safetensors"):
+        load_base(model, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from argparse import Namespace
 from pathlib import Path
 
 from gc25d import plan
-from gc25d.records import digest_file, read_json
+from gc25d.records import digest_file, read_json, write_json
 from gc25d.steps import build_index, encode_text, prep_run
+from gc25d.workflow.settings_files import settings_contents
 
 RUNS = 3
 GEOMETRY = {"frames": 5, "height": 32, "width": 32}
@@ -27,7 +28,10 @@ def build(folder: Path, backwards: bool) -> None:
         }
     )
     os.chdir(folder)
-    plan.write_settings_files(settings)
+    contents = settings_contents(settings)
+    for name, path in plan.settings_files(settings).items():
+        if name in contents:
+            write_json(path, contents[name])
     files, root = plan.settings_files(settings), plan.dataset_root(settings)
     runs = list(plan.raw_runs(settings).items())
     rows = []

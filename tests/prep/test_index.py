@@ -83,12 +83,20 @@ def test_limit_shuffles_cuts_and_sorts_each_split():
 
 
 def test_dropped_clips_do_not_count_against_the_limit():
-    given = [row("r__0", start) for start in range(6)] + [row("r__1", 0)]
+    given = [row("r__0", start) for start in range(6)] + [row("r__1", s) for s in range(5)]
     buried = [f"r__0__{start:06d}" for start in range(3)]
     index = build_rows(given, choice(val=("r__1",), buried=buried, limit=3), SHAPE)
     assert count_clips(index) == {
-        "train": 6, "val": 1, "dropped": 3, "usable": 4, "usable_train": 3, "usable_val": 1,
+        "train": 6, "val": 3, "dropped": 3, "usable": 6, "usable_train": 3, "usable_val": 3,
     }  # fmt: skip
+
+
+def test_a_limit_above_what_there_is_is_refused_with_the_number():
+    given = [row("r__0", start) for start in range(6)] + [row("r__1", s) for s in range(5)]
+    assert count_clips(build_rows(given, choice(val=("r__1",), limit=5), SHAPE))["val"] == 5
+    buried = choice(val=("r__1",), buried=("r__1__000002",), limit=5)
+    with pytest.raises(UserError, match=r"prep\.limit is 5, but val has 4 usable clips: use 4"):
+        build_rows(given, buried, SHAPE)
 
 
 @pytest.mark.parametrize(

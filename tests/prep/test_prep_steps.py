@@ -88,6 +88,42 @@ def test_a_limit_keeps_as_many_of_each_split(build):
     assert [len(ClipDataset(root, split)) for split in ("train", "val")] == [1, 1]
 
 
+def test_each_runs_cropping_and_scaling_is_said(build, monkeypatch):
+    """80x48 → 32x32: a square of 48 in the middle; in READY, but not in the fingerprint."""
+    root = build()
+    said = (
+        "80x48 → 32x32: 16 columns are cropped on the left and as many on the right, the rest is "
+        "scaled by 0.6667"
+    )
+    ready = json.loads((root / "READY").read_text())
+    assert ready["pictures"] == {f"maze__run-{number:03d}": said for number in range(3)}
+    log = (root / "logs/maze__run-001.log").read_text()
+    assert f"run maze__run-001: pictures {said}" in log
+    assert "WARNING" not in log
+    for path in (root / "index/runs").iterdir():  # rows of before do not say
+        path.write_text(path.read_text().replace(f'"pictures": "{said}", ', ""))
+    call(
+        monkeypatch, build_index, settings=root / "index.json",
+        rows=sorted((root / "index/runs").iterdir()), table=root / "text/table.safetensors",
+        root=root, clips=root / "index/clips.jsonl", ready=root / "READY",
+    )  # fmt: skip
+    assert json.loads((root / "READY").read_text()) == {**ready, "pictures": {}}
+
+
+def test_cut_prompts_are_a_warning_and_a_fault_under_strict(build, monkeypatch, capsys):
+    """The capture's prompts: "walk on" has 7 bytes, "stand still" 11."""
+    monkeypatch.setitem(SETTINGS["text"]["text"], "length", 8)
+    root = build()
+    said = "text key 'stop': its prompt has 11 tokens and is cut to the first 8: raise"
+    assert f"WARNING: faults (1): {said}" in capsys.readouterr().err
+    assert json.loads((root / "READY").read_text())["faults"] == 1
+    with pytest.raises(SystemExit):
+        build("strict", strict=True)
+    assert said in capsys.readouterr().err.partition("prep.strict allows none")[2]
+    monkeypatch.setitem(SETTINGS["text"]["text"], "length", 11)
+    build("long", strict=True)
+
+
 def test_a_data_set_that_shares_another_s_runs_reads_them_there(build, tmp_path, monkeypatch):
     full, mini = build("full"), tmp_path / "mini"
     shutil.copytree(full / "text", mini / "text")

@@ -1,5 +1,6 @@
 import io
 import json
+import logging
 import tarfile
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from PIL import Image
 
 from gc25d.capture.format import read_cameras
+from gc25d.errors import UserError
 from gc25d.geometry.ground import ground_points
 from gc25d.prep.codec import DctCodec
 from gc25d.prep.prepare import prepare_run
@@ -51,6 +53,17 @@ def test_a_run_becomes_latents_ids_cameras_and_rows(tmp_path, raw_run):
         assert (row["text_keys"], row["ground_z"]) == (["go", "stop"], 6.0)  # median of 4 and 8
         assert (row["drop"], row["reason"], row["shape"]) == (False, "", [5, 32, 32])
         json.dumps(row, allow_nan=False)
+
+
+def test_stretched_pictures_are_a_warning(tmp_path, raw_run, caplog):
+    """48 rows become 64: 4/3. 96 columns come from 72 of the 80, so 4 are left on each side."""
+    run = raw_run(tmp_path / "raw")
+    with caplog.at_level(logging.WARNING):
+        prepare_run(run, "maze__run-000", 5, 32, 64, DctCodec)
+        assert caplog.text == ""
+        prepare_run(run, "maze__run-000", 5, 64, 96, DctCodec)
+    assert "run maze__run-000: its pictures are stretched (80x48 → 96x64: 4 columns" in caplog.text
+    assert "scaled by 1.333" in caplog.text
 
 
 def test_clips_take_their_own_frames(tmp_path, raw_run):
@@ -205,13 +218,15 @@ def test_the_reserved_key_is_the_empty_prompt(tmp_path, raw_run):
     assert prepare(run).rows[0]["prompts"] == {"NULL_PROMPT": "", "unlisted": "unlisted"}
 
 
-def test_latents_that_are_not_finite_drop_the_clip(tmp_path, raw_run):
+def test_latents_that_are_not_finite_are_an_error_that_names_the_clip(tmp_path, raw_run):
     class Broken(DctCodec):
         def encode(self, frames):
-            return super().encode(frames) * torch.nan
+            latents = super().encode(frames)
+            latents[3, 1, 0, 1] = torch.inf
+            return latents
 
-    rows = prepare_run(raw_run(tmp_path / "raw"), "maze__run-000", *SHAPE, Broken).rows
-    assert all(row["drop"] and "NaN" in row["reason"] for row in rows)
+    with pytest.raises(UserError, match="clip maze__run-000__000000: latents: 1 of 384 values"):
+        prepare_run(raw_run(tmp_path / "raw"), "maze__run-000", *SHAPE, Broken)
 
 
 def test_a_fault_of_the_settings_is_no_fault_of_the_run(tmp_path, raw_run):

@@ -8,10 +8,12 @@ from gc25d.prep.text import (
     ByteEncoder,
     TextTable,
     build_table,
+    cut_faults,
     encoder_for,
     read_table,
     write_table,
 )
+from gc25d.tensors import read_metadata
 
 
 def cosine(a, b):
@@ -112,3 +114,35 @@ def test_a_word_sounds_the_same_in_every_place():
     tokens, places = encoder.encode("go on go"), encoder.encode(" " * 8)
     assert torch.allclose(tokens[:2] - places[:2], tokens[6:] - places[6:], atol=1e-6)
     assert not torch.allclose(tokens[1] - places[1], tokens[3] - places[3], atol=1e-1)  # o, o
+
+
+def test_an_embedding_that_is_not_finite_is_an_error_that_names_the_key():
+    class Broken(ByteEncoder):
+        def encode(self, prompt):
+            tokens = super().encode(prompt)
+            return tokens * torch.nan if prompt == "hit it" else tokens
+
+    with pytest.raises(UserError, match="embedding of text key 'attack': 48 of 48 values"):
+        build_table({"walk": "go", "attack": "hit it"}, Broken(8, 8), 8)
+
+
+def test_cut_prompts_are_kept_account_of(tmp_path):
+    """Two prompts that differ behind the eighth byte become equal, and both are named."""
+    prompts = {"left": "go there left", "right": "go there right", "stay": "stay put"}
+    table = build_table(prompts, ByteEncoder(8, 4), 8)
+    rows = table.key_to_id
+    assert torch.equal(table.embeddings[rows["left"]], table.embeddings[rows["right"]])
+    assert table.cut == {"left": 13, "right": 14}
+    path = tmp_path / "table.safetensors"
+    write_table(path, table)
+    assert read_table(path).cut == table.cut
+    faults = cut_faults(table)
+    assert list(faults) == ["text key 'left'", "text key 'right'"]
+    assert "has 13 tokens and is cut to the first 8" in faults["text key 'left'"]
+
+
+def test_a_table_without_cut_prompts_says_nothing_of_them(tmp_path):
+    path = tmp_path / "table.safetensors"
+    write_table(path, build_table({"k": "eight by"}, ByteEncoder(8, 4), 8))
+    assert set(read_metadata(path)) == {"keys"}
+    assert cut_faults(read_table(path)) == {}

@@ -70,6 +70,13 @@ def test_embeddings_are_the_encoders_states_of_the_real_tokens(checkpoint):
     assert torch.equal(states, reference(checkpoint, [3, 4, 1]))
 
 
+def test_cut_prompts_are_counted_with_the_closing_token(checkpoint):
+    prompts = {"long": "walk on walk on stop", "fits": "walk on stop"}
+    table = build_table(prompts, encoder_for("umt5", 4, 32, str(checkpoint)), 4)
+    assert table.cut == {"long": 6}
+    assert table.lengths.tolist() == [1, 4, 4]  # NULL_PROMPT, fits, long
+
+
 def test_a_batch_of_unlike_prompts_gives_each_its_own_states(checkpoint, monkeypatch):
     monkeypatch.setattr(umt5, "_BATCH_TOKENS", 12)
     prompts = {"walk on walk on stop": [3, 4, 3, 4, 5, 1], "": [1], "stop": [5, 1], "on": [4, 1]}

@@ -113,6 +113,14 @@ def test_decoding_is_the_librarys(saved):
     assert np.abs(pixels - expected).max() <= 0.51
 
 
+def test_frames_that_are_not_finite_are_an_error(saved):
+    codec = WanVaeCodec.load(saved[1], "cpu")
+    latents = torch.zeros(48, 2, 2, 2)
+    latents[0, 1, 0, 0] = torch.nan
+    with pytest.raises(UserError, match=r"decoded frames: \d+ of 15360 values are NaN"):
+        codec.decode(latents)
+
+
 def test_encoding_twice_gives_equal_bytes_and_clips_do_not_mix(saved):
     codec = codec_for("wan_vae", str(saved[1]))
     once = codec.encode(clip(9))

@@ -1,14 +1,25 @@
 """References of another project: {test: {device: norm}} in and out."""
 
 import argparse
+import dataclasses
 import json
 import sys
 
 import pytest
 
 from gc25d.errors import UserError
-from gc25d.regression.exchange import export_norms, import_cells, imported, merge_norms
-from gc25d.regression.refs import Measurement, Origin, Reference, compare, read_refs, record
+from gc25d.records import locked
+from gc25d.regression import refs
+from gc25d.regression.exchange import export_norms, import_devices, imported, merge_norms
+from gc25d.regression.refs import (
+    Measurement,
+    Origin,
+    Reference,
+    compare,
+    lock_of,
+    read_refs,
+    record,
+)
 from gc25d.steps import export_refs, import_refs
 
 ORIGIN = Origin("CPU", "2.13.0", "", "", "2026-01-01T00:00:00Z")
@@ -66,7 +77,9 @@ def test_an_imported_norm_is_compared_with_any_fixture(tmp_path):
     assert compare(Measurement("a/b", (2.3,), "any"), refs, 0.5).outcome == "out"
 
 
-@pytest.mark.parametrize("norm", ["NaN", "Infinity", "1e999", "0", "-1", "true", '"1"', "null"])
+@pytest.mark.parametrize(
+    "norm", ["NaN", "Infinity", "1e999", "1" + "0" * 400, "0", "-1", "true", '"1"', "null"]
+)
 def test_what_is_no_norm_is_refused_and_nothing_written(tmp_path, norm):
     good = theirs(tmp_path, {"other": {"H200": 1.0}})
     bad = theirs(tmp_path, f'{{"test": {{"L40S": {norm}}}}}', "bad.json")
@@ -126,10 +139,96 @@ def test_a_damaged_file_of_one_device_leaves_the_others_alone(tmp_path, replace)
     assert list(damaged.parent.iterdir()) == [damaged]
 
 
+def test_a_second_device_that_is_locked_leaves_the_first_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(refs, "LOCK_WAIT_S", 0.05)
+    record(tmp_path / "refs/CPU.json", "CPU", {"c/d": OURS})
+    before = (tmp_path / "refs/CPU.json").read_bytes()
+    file = theirs(tmp_path, {"a/b": {"CPU": 1.6, "H200": 1.0}})
+    with (
+        locked(tmp_path / "refs/.H200.json.lock", wait_s=1, held="x"),
+        pytest.raises(UserError, match=r"H200\.json is being written"),
+    ):
+        run_import(tmp_path, file)
+    assert (tmp_path / "refs/CPU.json").read_bytes() == before
+    assert norms_in(tmp_path) == {"CPU": {"c/d": 1.5}}
+
+
+def test_a_second_device_that_cannot_be_written_leaves_the_first_alone(tmp_path):
+    record(tmp_path / "refs/CPU.json", "CPU", {"c/d": OURS})
+    (tmp_path / "refs/H200.json").symlink_to(tmp_path / "not-mounted/H200.json")
+    file = theirs(tmp_path, {"a/b": {"CPU": 1.6, "H200": 1.0}})
+    with pytest.raises(UserError, match=r"H200\.json: a link to .*not-mounted"):
+        run_import(tmp_path, file)
+    cells = read_refs(tmp_path / "refs/CPU.json", "CPU")
+    assert cells == {"c/d": OURS}
+
+
+def test_references_behind_links_are_written_through_them(tmp_path):
+    shared = tmp_path / "shared"
+    record(shared / "cpu.json", "CPU", {"c/d": OURS})
+    (tmp_path / "refs").mkdir()
+    (tmp_path / "refs/CPU.json").symlink_to(shared / "cpu.json")
+    run_import(tmp_path, theirs(tmp_path, {"a/b": {"CPU": 1.6}}))
+    assert (tmp_path / "refs/CPU.json").is_symlink()
+    assert read_refs(shared / "cpu.json", "CPU").keys() == {"a/b", "c/d"}
+    (shared / "theirs.json").write_text('{"kept": {"L40S": 2.0}}')
+    (tmp_path / "out.json").symlink_to("shared/theirs.json")
+    given = argparse.Namespace(
+        files=[tmp_path / "refs/CPU.json"], out=tmp_path / "out.json", names=None
+    )
+    export_refs.main(given)
+    assert (tmp_path / "out.json").is_symlink()
+    assert json.loads((shared / "theirs.json").read_text()) == {
+        "a/b": {"CPU": 1.6},
+        "c/d": {"CPU": 1.5},
+        "kept": {"L40S": 2.0},
+    }
+    # Whoever comes by another link waits for the same lock.
+    assert lock_of(tmp_path / "refs/CPU.json") == lock_of(shared / "cpu.json")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"t": {"L40S": 1, "L40S": 2}}', '{"t": {"L40S": 1}, "t": {"H100": 2}}'],
+)
+def test_a_test_or_device_that_stands_twice_is_refused(tmp_path, content):
+    file = theirs(tmp_path, content)
+    with pytest.raises(UserError, match=r"norms\.json: .*stands twice in one object"):
+        run_import(tmp_path, file)
+    assert not (tmp_path / "refs").exists()
+    record(tmp_path / "refs/CPU.json", "CPU", {"c/d": OURS})
+    given = argparse.Namespace(files=[tmp_path / "refs/CPU.json"], out=file, names=None)
+    with pytest.raises(UserError, match=r"norms\.json: .*stands twice in one object"):
+        export_refs.main(given)
+    assert file.read_text() == content
+    names = theirs(tmp_path, '{"t": "a/b", "t": "c/d"}', "names.json")
+    with pytest.raises(UserError, match=r"names\.json: .*stands twice in one object"):
+        run_import(tmp_path, theirs(tmp_path, {"t": {"CPU": 1.0}}), names=names)
+
+
+def test_a_recorded_cell_that_stands_twice_is_refused(tmp_path):
+    record(tmp_path / "CPU.json", "CPU", {"a/b": OURS})
+    text = (tmp_path / "CPU.json").read_text()
+    (tmp_path / "CPU.json").write_text(text.replace('"norm": 1.5', '"norm": 1.5, "norm": 15.0'))
+    with pytest.raises(UserError, match=r"CPU\.json: .*'norm' stands twice"):
+        read_refs(tmp_path / "CPU.json", "CPU")
+
+
+def test_two_files_of_one_device_that_disagree_are_not_exported(tmp_path):
+    record(tmp_path / "one/CPU.json", "CPU", {"a/b": OURS})
+    other = dataclasses.replace(OURS, norm=1.6)
+    record(tmp_path / "two/CPU.json", "CPU", {"a/b": other, "c/d": OURS})
+    files = [tmp_path / "one/CPU.json", tmp_path / "two/CPU.json"]
+    given = argparse.Namespace(files=files, out=tmp_path / "out.json", names=None)
+    with pytest.raises(UserError, match=r"two/CPU\.json: a/b has 1\.5 and 1\.6 for CPU"):
+        export_refs.main(given)
+    assert not (tmp_path / "out.json").exists()
+
+
 def test_an_equal_norm_keeps_all_that_is_known_of_it(tmp_path):
     record(tmp_path / "CPU.json", "CPU", {"a/b": OURS})
     cells = {"a/b": imported(1.5, 0.1, "f", "now"), "c/d": imported(2.0, 0.1, "f", "now")}
-    assert import_cells(tmp_path, "CPU", cells, replace=True) == (1, 1)
+    assert import_devices(tmp_path, {"CPU": cells}, replace=True) == {"CPU": (1, 1)}
     assert read_refs(tmp_path / "CPU.json", "CPU")["a/b"] == OURS
 
 

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import json
 import math
@@ -16,6 +17,7 @@ from gc25d.cells import LEGAL
 from gc25d.dataset.draws import torch_seed
 from gc25d.errors import UserError
 from gc25d.model.interface import ModelOutput
+from gc25d.records import digest_json
 from gc25d.regression import fixtures, synthetic, weights
 from gc25d.regression.cells import CELLS, small_cell
 from gc25d.regression.fixtures import build_fixture
@@ -240,12 +242,34 @@ def test_the_helper_skips_records_and_compares(tmp_path, monkeypatch):
     with pytest.raises(AssertionError, match="missing"):
         check(Toy(3.0, 4.0), strict=True)
     monkeypatch.setenv(UPDATE_VARIABLE, "1")
-    check(Toy(3.0, 4.0))
+    with pytest.raises(unittest.SkipTest, match=r"norm 5 recorded in .*CPU\.json, not compared"):
+        check(Toy(3.0, 4.0))
     monkeypatch.delenv(UPDATE_VARIABLE)
     assert read_refs(tmp_path / "CPU.json", "CPU")["toy"].norm == 5.0
     check(Toy(3.0, 4.4), strict=True)
     with pytest.raises(AssertionError, match=r"norm 6\.70.*reference 5"):
         check(Toy(3.0, 6.0))
+
+
+@pytest.mark.parametrize(
+    ("asked", "recorded", "off", "passes"),
+    [
+        # The caller's tolerance decides, tighter or wider than the recorded one.
+        *((0.01, 0.10, 0.05, False), (0.20, 0.10, 0.15, True), (0.30, None, 0.2, None)),
+        # Without one the recorded tolerance does, and without that 0.10.
+        *((None, 0.30, 0.25, True), (None, 0.02, 0.05, False), (None, None, 0.0, None)),
+    ],
+)
+def test_the_helper_s_tolerance(tmp_path, asked, recorded, off, passes):
+    if recorded is not None:
+        toy = Toy(1.0, 0.0)
+        digest = digest_json({"name": "toy", "parameters": weights.parameter_shapes(toy)})
+        kept = reference_of(Measurement("toy", (1.0,), digest), recorded, origin_of(CPU))
+        record(tmp_path / "CPU.json", "CPU", {"toy": kept})
+    given = {} if asked is None else {"rtol": asked}
+    expected = {True: None, False: AssertionError, None: unittest.SkipTest}[passes]
+    with pytest.raises(expected) if expected else contextlib.nullcontext():
+        check_grad_norm_regression("toy", Toy(1.0 + off, 0.0), refs_root=tmp_path, **given)
 
 
 @pytest.mark.parametrize("update", ["0", "1"])

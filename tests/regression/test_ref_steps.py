@@ -108,6 +108,42 @@ def test_another_device_is_named_and_nothing_is_written(tmp_path, monkeypatch):
     assert not asked.out.parent.exists()
 
 
+def shifted(tmp_path, factor, **changes) -> None:
+    """Multiply the recorded norm of the first cell; `changes` are its other fields."""
+    path = tmp_path / "refs/CPU.json"
+    content = read_json(path)
+    cell = content["cells"]["wan/finetune"]
+    content["cells"]["wan/finetune"] = {**cell, "norm": cell["norm"] * factor, **changes}
+    write_json(path, content)
+
+
+@pytest.mark.usefixtures("few")
+def test_the_setting_s_tolerance_decides_whatever_was_recorded(tmp_path):
+    record_refs.main(arguments(tmp_path))  # with the default, 0.10
+    shifted(tmp_path, 1 / 1.05)  # measured 5 % above the reference
+    assert check(tmp_path)["passed"]
+    with pytest.raises(UserError, match=r"wan/finetune.* 5\.0% off, tolerance 2%"):
+        check(tmp_path, rtol=0.02)
+    shifted(tmp_path, 1 / 1.10)  # 15.5 % now
+    with pytest.raises(UserError, match=r"15\.5% off, tolerance 10%"):
+        check(tmp_path)
+    assert check(tmp_path, rtol=0.2)["passed"]
+
+
+@pytest.mark.usefixtures("few")
+def test_a_cell_s_own_tolerance_goes_before_the_setting_s(tmp_path, monkeypatch):
+    record_refs.main(arguments(tmp_path))
+    shifted(tmp_path, 1 / 1.05)
+    own = (dataclasses.replace(FEW[0], rtol=0.03), FEW[1])
+    monkeypatch.setattr(check_refs, "measured_cells", lambda _: own)
+    with pytest.raises(UserError, match=r"5\.0% off, tolerance 3%"):
+        check(tmp_path, rtol=0.5)
+    # Given with an import: the tolerance that its owner states for these norms.
+    origin = read_json(tmp_path / "refs/CPU.json")["cells"]["wan/finetune"]["origin"]
+    shifted(tmp_path, 1.0, rtol=0.08, origin={**origin, "source": "theirs.json"})
+    assert check(tmp_path, rtol=0.001)["cells"]["wan/finetune"]["rtol"] == 0.08
+
+
 @pytest.mark.usefixtures("few")
 def test_a_missing_reference_is_a_visible_skip_or_a_strict_failure(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):

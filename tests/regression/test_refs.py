@@ -61,6 +61,15 @@ def test_the_cell_s_own_tolerance_wins():
     assert compare(measured(1.05), refs, 0.1).outcome == "out"
 
 
+def test_the_caller_s_tolerance_goes_before_the_recorded_one():
+    refs = {"wan/finetune": reference(rtol=0.1)}
+    wider, tighter = (compare(measured(1.15), refs, 0.5, rtol=rtol) for rtol in (0.2, 0.12))
+    assert (wider.outcome, wider.rtol) == ("ok", 0.2)
+    assert (tighter.outcome, tighter.rtol) == ("out", 0.12)
+    with pytest.raises(UserError, match=r"rtol / 2 = 0\.01"):
+        compare(measured(1.0, 1.02), refs, 0.5, rtol=0.02)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
 @pytest.mark.parametrize("others", [(), (1.0,)])
 def test_no_number_is_refused_in_both_modes(bad, others):

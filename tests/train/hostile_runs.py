@@ -28,7 +28,7 @@ def train(settings: TrainStep, data: Path, run: Path) -> str:
     """Two micro-batches make a step; returns the digest of the weights."""
     files = SegmentFiles(*(run / name for name in ("weights.safetensors", "probe", "done.json")))
     pace = Pace(micro_batch=2, save_every=9, validate_every=9, log_every=9, workers=0)
-    train_segment(settings, data, run, Task(1, 0, "b"), pace, files)
+    train_segment(settings, data, run, Task(1, "b"), pace, files)
     return digest_file(files.weights)
 
 

@@ -124,6 +124,38 @@ def test_loaded_masters_reach_every_process_and_the_export(found: dict[str, Any]
 
 
 @pytest.mark.parametrize(
+    ("moment", "power", "factors"),
+    [
+        # 0.1·g, then 0.9 of that and 0.1·2g.
+        ("exp_avg", 1, {"trained": 0.1, "restored": 0.29}),
+        # 0.001·g², then 0.999 of that and 0.001·(2g)².
+        ("exp_avg_sq", 2, {"trained": 0.001, "restored": 0.004999}),
+    ],
+)
+def test_moments_are_each_weights_own_and_go_on_after_a_restart(
+    found: dict[str, Any], moment: str, power: int, factors: dict[str, float]
+) -> None:
+    """The k-th weight of all has the gradient k in the first step and 2k in the second."""
+    gradients = {"a": range(1, 6), "b": range(6, 20), "c": range(20, 27)}
+    for when, factor in factors.items():
+        for name, own in gradients.items():
+            parts = [
+                [start, *values]
+                for process in found["moments"][when]
+                for part, start, values in process
+                if part == f"student/{name}:{moment}"
+            ]
+            expected = [factor * gradient**power for gradient in own]
+            assert whole(parts) == pytest.approx(expected, rel=1e-5), (when, name)
+        # One of the tensors lies on both processes, and not from the start of either's part.
+        held = [{part for part, _, _ in process} for process in found["moments"][when]]
+        assert held[0] & held[1] >= {f"student/b:{moment}"}
+        steps = {1.0} if when == "trained" else {2.0}
+        counted = [v for process in found["moments"][when] for p, _, v in process if ":step" in p]
+        assert {value for values in counted for value in values} == steps
+
+
+@pytest.mark.parametrize(
     ("world_size", "micro_batch", "expected"), [(8, 1, (1, 2)), (4, 2, (2, 2)), (2, 16, (8, 1))]
 )
 def test_the_configuration_fits_any_number_of_processes(

@@ -84,7 +84,7 @@ def read() -> list[str]:
 
 def wrong(name: str) -> str:
     """A value that means something else to whoever reads it: a true flag, another number."""
-    return WRONG.get(name, f"{os.environ[name]}:1" if name == "PYTHONPATH" else "1")
+    return WRONG.get(name, f"{os.environ.get(name, '')}:1" if name == "PYTHONPATH" else "1")
 
 
 def test_every_variable_that_the_libraries_read_is_removed_or_known(read: list[str]) -> None:
@@ -164,7 +164,7 @@ def trainer(data: Path, run: Path, engine: str, processes: int) -> list[str]:
     fingerprint = read_json(data / "READY")["fingerprint"]
     binding = {"settings_sha256": digest_json(settings), "data_fingerprint": fingerprint}
     write_json(run / "binding.json", binding)
-    numbers = {"until": 1, "resumed-step": 0, "micro-batch": 2, "save-every": 9, "log-every": 9}
+    numbers = {"until": 1, "micro-batch": 2, "save-every": 9, "log-every": 9}
     numbers |= {"validate-every": 9, "workers": 0, "nodes": 1, "gpus-per-node": 0}
     paths = {"settings": "settings.json", "binding": "binding.json", "done": "done.json"}
     paths |= {"weights": "weights.safetensors", "probe": "probe.safetensors", "log": "log.txt"}

@@ -95,4 +95,29 @@ def test_a_state_of_another_run_is_refused(
 
 def test_more_in_the_file_does_no_harm(tmp_path: Path) -> None:
     placed(tmp_path, host="somewhere")
-    assert read_older_state(tmp_path / "state.json", "parts").step == 5
+    state = read_older_state(tmp_path / "state.json", "parts")
+    assert state.step == 5
+    assert state.unused == {}
+
+
+def test_what_a_newer_one_says_of_its_data_is_told_and_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    newer = {"epoch": 26, "epoch_micro": 1150, "n_train": 11955, "clips": ["a"], "seed": 7}
+    arguments = placed(tmp_path, **newer)
+    place_state.main(arguments)
+    (told,) = [row for row in caplog.records if row.levelname == "WARNING"]
+    said = told.getMessage()
+    assert said.startswith(
+        f"{arguments.state} says more (epoch 26, epoch_micro 1150, n_train 11955, clips, seed 7), "
+        "which is not used"
+    )
+    assert "by its step alone, at epoch 1 after 2 of 3 steps" in said
+
+
+def test_an_older_state_is_not_placed_into_a_run_whose_states_are_away(tmp_path: Path) -> None:
+    arguments = placed(tmp_path)
+    write_json(tmp_path / "train/step-8/done.json", {"step": 8})
+    with pytest.raises(UserError, match=r"of its own already .*train/step-8 was trained"):
+        place_state.main(arguments)
+    assert not (tmp_path / "train/placed.json").exists()

@@ -20,8 +20,9 @@ from gc25d.train.pace import Pace
 from gc25d.train.segment import Task, prepared_states
 from gc25d.train.segment_data import training_clips
 from gc25d.train.setup import starting_method
+from gc25d.train.state_files import open_state
 from gc25d.train.state_reader import read_whole
-from gc25d.train.states import open_state, state_folder
+from gc25d.train.states import state_folder
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def run_folder(run: Path, data: Path, settings_of_run: TrainStep = SETTINGS) -> 
 
 def command(data: Path, run: Path, until: int, **places: int | str) -> list[str]:
     """The trainer's; a name is an option, as in the rule."""
-    numbers = {"until": until, "resumed_step": 0, "micro_batch": 1, "save_every": 2}
+    numbers = {"until": until, "micro_batch": 1, "save_every": 2}
     numbers |= {"validate_every": 3, "log_every": 1, "workers": 1, "gpus_per_node": 0}
     paths = {"settings": run / "settings.json", "binding": run / "binding.json", "data": data}
     out = run / f"step-{until}"
@@ -168,7 +169,7 @@ def test_one_process_loads_what_two_have_saved(whole: Path, small_dataset: Path)
     engine = PlainEngine("fp32", 1, gpu=False)
     clips = training_clips(SETTINGS, small_dataset)
     method = starting_method(SETTINGS, clips, engine, Pace(1, 1, 1, 1, 0))
-    task = Task(7, 0, binding)
+    task = Task(7, binding)
     start, states = prepared_states(method, engine, [whole / "states"], task, decay=0)
     assert start == 7
     saved = {

@@ -30,7 +30,7 @@ def test_a_loss_that_is_not_finite_names_its_clips_and_keeps_the_state(
     files = SegmentFiles(tmp_path / "w", tmp_path / "p", tmp_path / "d")
     pace = Pace(micro_batch=1, save_every=1, validate_every=9, log_every=1, workers=0)
     with pytest.raises(UserError) as refused:
-        train_segment(SETTINGS, small_dataset, tmp_path, Task(3, 0, "b"), pace, files)
+        train_segment(SETTINGS, small_dataset, tmp_path, Task(3, "b"), pace, files)
     message = str(refused.value)
     assert message.startswith("step 2: loss nan, gradient norm nan, expected finite numbers; its ")
     assert "process" not in message

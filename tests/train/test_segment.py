@@ -50,7 +50,7 @@ def train(
     files = SegmentFiles(
         folder / "weights.safetensors", folder / "probe.safetensors", folder / "done.json"
     )
-    train_segment(settings, data, run, Task(until, 0, binding), pace(**changes), files)
+    train_segment(settings, data, run, Task(until, binding), pace(**changes), files)
     return digest_file(files.weights)
 
 
@@ -203,8 +203,15 @@ def test_means_and_history_do_not_break_on_a_crash(
     whole: Path, small_dataset: Path, tmp_path: Path
 ) -> None:
     train(small_dataset, tmp_path, 5)
+    shutil.rmtree(tmp_path / "states/step-0000005")  # a kill at step 5 leaves the state of step 4
     with (tmp_path / "history.jsonl").open("a") as history:
         history.write('{"event": "sta')
     train(small_dataset, tmp_path, 7)
-    means = read_json(tmp_path / "step-7/done.json")["means"]
-    assert means["loss"] == read_json(whole / "step-7/done.json")["means"]["loss"]
+    crashed, alone = (read_json(run / "step-7/done.json") for run in (tmp_path, whole))
+    assert crashed["means"]["loss"] == alone["means"]["loss"]
+    assert crashed["resumed_step"] == alone["resumed_step"] == 0
+    train(small_dataset, tmp_path, 9)
+    last = [float(row["loss"]) for row in read_csv(tmp_path / "train_log.csv")[7:]]
+    segment = read_json(tmp_path / "step-9/done.json")
+    assert segment["means"]["loss"] == pytest.approx(sum(last) / 2, rel=1e-12)
+    assert segment["resumed_step"] == 7

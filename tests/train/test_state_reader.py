@@ -13,9 +13,10 @@ from torch.optim import AdamW
 
 from gc25d.errors import UserError
 from gc25d.train.fragments import Fragment
+from gc25d.train.state_files import StoredState
 from gc25d.train.state_reader import load_state, read_whole, shapes_of, state_table
 from gc25d.train.state_writer import StateWriter
-from gc25d.train.states import StoredState, newest_state
+from gc25d.train.states import newest_state
 
 SHAPES = {"s/a:weight": (3, 4), "s/b:weight": (5,), "s/c:weight": (2, 2, 2), "s/d:step": ()}
 SIZES = (12, 5, 8, 1)

@@ -14,7 +14,8 @@ from gc25d.step_settings import TrainStep
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
 from gc25d.train.signals import Preempted
-from gc25d.train.states import open_state, state_folder
+from gc25d.train.state_files import open_state
+from gc25d.train.states import state_folder
 
 STEPS = 12
 SETTINGS = TrainStep.model_validate(
@@ -37,7 +38,7 @@ def train(data: Path, run: Path) -> list[str]:
         *(folder / name for name in ("weights.safetensors", "probe.safetensors", "done.json"))
     )
     pace = Pace(micro_batch=4, save_every=100, validate_every=100, log_every=1, workers=0)
-    train_segment(SETTINGS, data, run, Task(STEPS, 0, "b"), pace, files)
+    train_segment(SETTINGS, data, run, Task(STEPS, "b"), pace, files)
     return [digest_file(files.weights), digest_file(files.ema)]
 
 

@@ -1,128 +1,25 @@
 """Run by two processes (test_deepspeed_engine.py): what each of them sees, as JSON on disk.
 
 Toy networks whose gradients are known by hand, in bf16 with fp32 masters, through the real engine.
-With `--gpu` only the sums are compared, on GPUs (tests/gpu/test_zero_sums.py).
 """
 
-import hashlib
 import json
-import itertools
-import logging
 import sys
 from pathlib import Path
-from unittest import mock
 
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch import nn
+from torch.optim import AdamW
+from zero_sum_checks import check_guard, check_own_sums
+from zero_toys import MICRO_BATCHES, Slope, Toy, Twice, Weighed, micro_batches, segment
 
-from gc25d.dataset.batch import Batch
 from gc25d.errors import UserError
-from gc25d.methods.base import TOTAL_LOSS, LossMap, Metrics, Outputs, TrainingMethod
-from gc25d.methods.roles import STUDENT, TrainedRole
-from gc25d.train import deepspeed_engine, zero_sums
+from gc25d.methods.roles import STUDENT
 from gc25d.train.deepspeed_engine import ZeroEngine
-from gc25d.train.feed import MicroBatch
-from gc25d.train.loop import Cadence, Segment
-
-MICRO_BATCHES = 4
-SHARE = 1 / (2 * MICRO_BATCHES)
-ZERO = torch.zeros(())
-METRICS = ("loss", "mse", "timestep", "sem_rms", "x_rms")
-
-
-class Slope(nn.Module):
-    """Weights [4]; the loss slope · weights[0] has the gradient (slope, 0, 0, 0)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.Parameter(torch.tensor([0.1, 0.2, 0.3, 0.4]))
-
-    def forward(self, slope: Tensor) -> Tensor:
-        return (self.weights * torch.tensor([1.0, 0.0, 0.0, 0.0])).sum() * slope
-
-
-class Twice(nn.Module):
-    """One layer applied twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 6)
-        with torch.no_grad():
-            self.layer.weight.copy_(torch.linspace(-1, 1, 36).reshape(6, 6))
-            self.layer.bias.copy_(torch.linspace(-1, 1, 6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(self.layer(x.to(self.layer.weight.dtype))).float().square().mean()
-
-
-class Wide(nn.Sequential):
-    """15 M weights; tensors smaller and larger than a bucket of 3 M."""
-
-    def __init__(self) -> None:
-        widths = [1024] * 8 + [4096, 1024]
-        layers = [nn.Linear(*pair) for pair in itertools.pairwise(widths)]
-        super().__init__(*(module for layer in layers for module in (layer, nn.Tanh())))
-        draw = torch.Generator().manual_seed(0)
-        for parameter in self.parameters():
-            nn.init.normal_(parameter, std=0.03, generator=draw)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight: Tensor = self[0].weight
-        return super().forward(x.to(weight.dtype)).float().square().mean()
-
-
-class Toy(TrainingMethod):
-    """A network whose output is its loss; a batch's latents are its input."""
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
-        optimizer = optimizer or SGD(model.parameters(), lr=1.0)
-        scheduler = LambdaLR(optimizer, lambda step: 1.0)
-        rates = tuple(scheduler.base_lrs)
-        role = TrainedRole(model, optimizer=optimizer, scheduler=scheduler, configured_lrs=rates)
-        super().__init__(0, {STUDENT: role})
-
-    def single_train_step(self, batch: Batch, iteration: int) -> tuple[LossMap, Outputs, Metrics]:
-        loss = self.roles[STUDENT](batch.latents)
-        return {TOTAL_LOSS: loss}, {}, dict.fromkeys(METRICS, loss.detach().float())
-
-
-def micro_batches(inputs: list[Tensor], rank: int) -> list[MicroBatch]:
-    """One sample each."""
-    dropped = [{"text": False, "cond": False, "mask": 0.0}]
-    return [
-        MicroBatch(
-            0,
-            0,
-            SHARE,
-            i == len(inputs) - 1,
-            Batch(
-                latents=x,
-                prompts=ZERO,
-                prompt_lengths=ZERO,
-                context_ids=ZERO,
-                sem_ids=ZERO,
-                clip_ids=[f"clip-{rank}-{i}"],
-                epochs=[0],
-                indices=[i],
-                dropped=dropped,
-            ),
-        )
-        for i, x in enumerate(inputs)
-    ]
-
-
-def segment(method: TrainingMethod, engine: ZeroEngine, max_norm: float) -> Segment:
-    return Segment(
-        method,
-        engine,
-        validation=None,
-        cadence=Cadence(1, 1, 1),
-        grad_clip=max_norm,
-        save=lambda step: None,
-        asked_to_stop=lambda: engine.rank == 1,
-    )
+from gc25d.train.fragments import Fragment
+from gc25d.train.state_reader import load_state, shapes_of
+from gc25d.train.state_writer import StateWriter
+from gc25d.train.states import newest_state
 
 
 def check_accumulation(engine: ZeroEngine, max_norm: float) -> dict[str, object]:
@@ -175,108 +72,6 @@ def check_twice(engine: ZeroEngine) -> dict[str, object]:
     return {"norm": row["grad_norm"], "reference": float(torch.nn.utils.get_total_norm(grads))}
 
 
-def check_own_sums(engine: ZeroEngine) -> dict[str, object]:
-    """Master weights after two steps, with DeepSpeed's own way of summing and with ours."""
-    plugin = engine.accelerator.state.deepspeed_plugin
-    zero = plugin.deepspeed_config["zero_optimization"]
-    as_is = mock.patch.object(deepspeed_engine, "sum_beside_training")
-    with mock.patch.dict(zero, reduce_bucket_size=20):  # the larger tensors exceed it
-        with as_is, mock.patch.dict(zero, reduce_scatter=True):
-            theirs = trained_masters(engine, scattered=True)
-        ours = trained_masters(engine, scattered=False)
-    return {"theirs": engine.gather(theirs), "ours": engine.gather(ours)}
-
-
-def trained_masters(engine: ZeroEngine, *, scattered: bool) -> list[float]:
-    """This process's part of all master weights and moments after two steps of AdamW."""
-    model = Twice()
-    method = Toy(model, AdamW(model.parameters(), lr=0.01))
-    engine.prepare(method)
-    zero = method.roles[STUDENT].optimizer
-    assert (zero.reduce_scatter, zero.reduce_bucket_size) == (scattered, 20)
-    draw = torch.Generator().manual_seed(engine.rank)
-    for step in (1, 2):
-        inputs = [torch.randn(1, 6, generator=draw) for _ in range(MICRO_BATCHES)]
-        train = segment(method, engine, 0.5)
-        train.optimizer_step(step, iter(micro_batches(inputs, engine.rank)))
-    return [v for fragment in engine.fragments(method) for v in fragment.values.tolist()]
-
-
-def check_guard(engine: ZeroEngine) -> dict[str, object]:
-    """Two roles' worth of preparation: DeepSpeed as it is installed, then one method changed."""
-    kept = Toy(Twice())
-    engine.prepare(kept)
-    zero = type(kept.roles[STUDENT].optimizer)
-    summed = zero.average_tensor
-
-    def average_tensor(self: object, tensor: Tensor, kind: torch.dtype) -> None:
-        """As DeepSpeed's, of another version."""
-        summed(self, tensor, kind)
-
-    told = Told()
-    logging.getLogger(deepspeed_engine.__name__).addHandler(told)
-    config = engine.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-    with mock.patch.object(zero, "average_tensor", average_tensor):
-        left = Toy(Twice())
-        engine.prepare(left)
-        with mock.patch.dict(config, reduce_bucket_size=20):
-            masters = trained_masters(engine, scattered=False)
-    changed = [
-        name
-        for method in (kept, left)
-        for name in zero_sums.REPLACED
-        if name in vars(method.roles[STUDENT].optimizer)
-    ]
-    return {
-        "changed": changed,
-        "warnings": engine.gather(told.messages),
-        "masters": engine.gather(masters),
-    }
-
-
-class Told(logging.Handler):
-    """Warnings, as they come."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
-def check_gpu_sums(engine: ZeroEngine) -> dict[str, object]:
-    """Digests of each process's masters and moments, with DeepSpeed's own way and with ours."""
-    config = engine.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-    as_is = mock.patch.object(deepspeed_engine, "sum_beside_training", return_value=True)
-    with mock.patch.dict(config, reduce_bucket_size=3_000_000):
-        with as_is, mock.patch.dict(config, reduce_scatter=True):
-            scattered = trained_digest(engine, ours=False)
-        with as_is:
-            theirs = trained_digest(engine, ours=False)
-        ours = [trained_digest(engine, ours=True) for _ in range(3)]
-    return {"scattered": scattered, "theirs": theirs, "ours": ours}
-
-
-def trained_digest(engine: ZeroEngine, *, ours: bool) -> list[str]:
-    """Every process's, after four steps of four micro-batches in which sums overlap."""
-    model = Wide()
-    method = Toy(model, AdamW(model.parameters(), lr=0.01))
-    engine.prepare(method)
-    zero = method.roles[STUDENT].optimizer
-    assert zero.overlap_comm
-    assert ("average_tensor" in vars(zero)) == ours
-    draw = torch.Generator().manual_seed(engine.rank)
-    for step in range(1, 5):
-        inputs = [torch.randn(256, 1024, generator=draw) for _ in range(MICRO_BATCHES)]
-        train = segment(method, engine, 0.5)
-        train.optimizer_step(step, iter(micro_batches(inputs, engine.rank)))
-    seen = hashlib.sha256()
-    for fragment in engine.fragments(method):
-        seen.update(fragment.values.detach().float().cpu().numpy().tobytes())
-    return engine.gather(seen.hexdigest())
-
-
 def check_fragments(engine: ZeroEngine) -> dict[str, object]:
     """All parts of all tensors; then masters are doubled and brought to the weights."""
     model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 7, bias=False))
@@ -306,13 +101,37 @@ def check_fragments(engine: ZeroEngine) -> dict[str, object]:
     }
 
 
-def compare_on_gpus(out: Path, processes: int) -> None:
-    engine = ZeroEngine("bf16", 1, MICRO_BATCHES * processes, 1, gpu=True)
-    found = check_gpu_sums(engine)
-    if engine.rank == 0:
-        out.write_text(json.dumps(found))
+def weighed(engine: ZeroEngine) -> Toy:
+    """A new network with AdamW, prepared."""
+    model = Weighed()
+    method = Toy(model, AdamW([{"params": [model.a, model.b]}, {"params": [model.c]}], lr=1e-3))
+    engine.prepare(method)
+    return method
+
+
+def check_moments(engine: ZeroEngine, root: Path) -> dict[str, object]:
+    """Moments after a step at x = 1; then saved, loaded into a new network, a step at x = 2."""
+
+    def step(method: Toy, number: int) -> list[Fragment]:
+        inputs = [torch.tensor(float(number))] * MICRO_BATCHES
+        train = segment(method, engine, 1e9)
+        train.optimizer_step(number, iter(micro_batches(inputs, engine.rank)))
+        return engine.fragments(method)
+
+    trained = step(weighed(engine), 1)
+    parts = [(f.name, f.start, f.values.tolist()) for f in trained]
+    writer = StateWriter(root, engine.rank, engine.world_size)
+    writer.save(1, trained, binding="b", checkpoint=True)
+    writer.wait()
     engine.barrier()
-    engine.close()
+    restored = weighed(engine)
+    state, fragments = newest_state([root], 1, "b"), engine.fragments(restored)
+    assert state is not None
+    shapes = {k: v for held in engine.gather(shapes_of(fragments)) for k, v in held.items()}
+    load_state(state, fragments, shapes)
+    engine.after_load(restored)
+    again = [(f.name, f.start, f.values.tolist()) for f in step(restored, 2)]
+    return {"trained": engine.gather(parts), "restored": engine.gather(again)}
 
 
 def main(out: Path) -> None:
@@ -325,6 +144,7 @@ def main(out: Path) -> None:
         "guard": check_guard(engine),
         "twice": check_twice(engine),
         "fragments": check_fragments(engine),
+        "moments": check_moments(engine, out.with_name("states")),
         "sum": engine.all_reduce_sum(torch.tensor([engine.rank + 1.0, 10.0])).tolist(),
     }
     if engine.rank == 0:
@@ -334,7 +154,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    if "--gpu" in sys.argv:
-        compare_on_gpus(Path(sys.argv[1]), int(sys.argv[3]))
-    else:
-        main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]))

@@ -129,7 +129,7 @@ class Trainer:
 
     def start(self) -> subprocess.Popen[bytes]:
         numbers = {
-            **{"until": self.STEPS, "resumed-step": 0, "micro-batch": 4, "save-every": 2},
+            **{"until": self.STEPS, "micro-batch": 4, "save-every": 2},
             **{"validate-every": 50, "log-every": 10, "workers": 0, "nodes": 1, "processes": 1},
             "gpus-per-node": 0,
         }

@@ -14,19 +14,14 @@ from pydantic import BaseModel, ValidationError
 
 from gc25d.errors import UserError
 from gc25d.processes import check_processes, choose_engine, processes_per_node
-from gc25d.records import digest_file, digest_json, holds_json, read_json, write_json
+from gc25d.records import read_json
 from gc25d.settings import Settings
-from gc25d.step_settings import step_json, step_settings
 
 _TAR_PART = re.compile(r"(?:frames|stencil)-\d{1,6}\.tar")
 RUN_RECORD = Path("train/run.json")
 """What a run is bound to: its settings and the fingerprint of its data."""
 PLACED = Path("train/placed.json")
 """The step at which a state of an older format was placed (gc25d.steps.place_state), if one was."""
-LOCKS = Path(".snakemake/locks")
-"""Holds files while a snakemake works in this folder, and after one was killed."""
-GUARDED = ("model", "methods", "regression")
-"""Packages whose edits make the gradient norms be measured again."""
 
 
 def load_settings(config: dict[str, Any]) -> Settings:
@@ -54,8 +49,9 @@ def _explain(problem: dict[str, Any]) -> str:
         return f"{key} is not a setting: {meant} (known here: {', '.join(known)})"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
-        return f"{key}: {message}"
-    return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
+        return "\nconfig: ".join(f"{key}: {fault}" for fault in message.splitlines())
+    quoted = ": put it in quotes" if problem["type"] == "string_type" else ""
+    return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}{quoted}"
 
 
 def _keys_beside(path: list[str]) -> list[str]:
@@ -176,10 +172,11 @@ def placed_step() -> int:
     return int(read_json(PLACED)["step"]) if PLACED.exists() else 0
 
 
-def resumed_step(step: int, every: int) -> int:
-    """The checkpoint, or the placed state, from which a segment that ends at `step` starts."""
-    placed = placed_step()
-    return max(checkpoint_before(step, every), placed if placed < step else 0)
+def checkpoint_files(step: int, *, averaged: bool) -> list[Path]:
+    """The files of a checkpoint; with `train.ema` the moving average is among them."""
+    names = ["weights.safetensors", "probe.safetensors", "done.json"]
+    averages = ["ema.safetensors", "ema_probe.safetensors"] if averaged else []
+    return [weights_file(step).with_name(name) for name in (*names, *averages)]
 
 
 def needed_before(step: int, every: int) -> int:
@@ -207,35 +204,6 @@ def settings_files(settings: Settings) -> dict[str, Path]:
         "eval": Path("eval/settings.json"),
         "regression": Path("regression/settings.json"),
     }
-
-
-def write_settings_files(settings: Settings) -> None:
-    """Write the steps' settings files whose content changed, after checking the run's binding.
-
-    While a snakemake works here nothing is written, and other settings than its are refused. Edited
-    code alone is not: its jobs parse the rules too, and people edit while a run goes on.
-    """
-    runs = tuple(raw_runs(settings))
-    check_val_runs(settings.prep.val_runs, runs)
-    contents = {name: step_json(step) for name, step in step_settings(settings, runs).items()}
-    contents["regression"]["code"] = code_digest()
-    check_binding(contents["train"], settings.dataset)
-    if settings.capture.source == "external":
-        del contents["capture"]  # nothing is ever written below somebody else's captures
-    files = settings_files(settings)
-    changed = [name for name in contents if not holds_json(files[name], contents[name])]
-    if "prep" in changed:
-        check_shared_runs(settings, files["prep"])
-    if any(LOCKS.glob("*")):
-        changed = [name for name in changed if name != "regression"]
-        if not changed:
-            return
-        raise UserError(
-            f"another snakemake works in this folder with other settings ({', '.join(changed)}): "
-            "wait for it, or use --directory. If it was killed, delete .snakemake/locks"
-        )
-    for name in changed:
-        write_json(files[name], contents[name])
 
 
 def check_shared_runs(settings: Settings, prepared: Path) -> None:
@@ -268,13 +236,6 @@ def check_val_runs(val_runs: Sequence[str], runs: Sequence[str]) -> None:
                 f"prep.val_runs holds {name}, which is none of the {len(runs)} runs: "
                 f"did you mean {' or '.join(close)}?"
             )
-
-
-def code_digest() -> str:
-    """Digest of the code whose gradients the regression guards: it is measured after each edit."""
-    package = Path(__file__).parent
-    files = sorted(p for part in GUARDED for p in (package / part).glob("*.py"))
-    return digest_json({str(p.relative_to(package)): digest_file(p) for p in files})
 
 
 def check_binding(train: dict[str, Any], dataset: str) -> None:
@@ -326,7 +287,11 @@ def references_path(settings: Settings, device: str, repository: Path) -> Path:
 
 
 def cache_environment(settings: Settings) -> dict[str, str]:
-    """Variables that keep every cache and temporary file below `cache_root`, and hubs off."""
+    """Variables that keep every cache and temporary file below `cache_root`, and hubs off.
+
+    ViZDoom loads OpenAL even without sound, and PulseAudio's client then writes into the home
+    directory: no driver of OpenAL's is used.
+    """
     root = Path(settings.cache_root).resolve()
     folders = {
         "HF_HOME": "huggingface",
@@ -337,6 +302,6 @@ def cache_environment(settings: Settings) -> dict[str, str]:
         "TRITON_CACHE_DIR": "triton",
         "XDG_CACHE_HOME": "xdg",
     }
-    (root / folders["TMPDIR"]).mkdir(parents=True, exist_ok=True)
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return {name: str(root / folder) for name, folder in folders.items()} | offline
+    silent = {"ALSOFT_DRIVERS": "null"}
+    return {name: str(root / folder) for name, folder in folders.items()} | offline | silent

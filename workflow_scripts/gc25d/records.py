@@ -11,7 +11,9 @@ import json
 import os
 import platform
 import re
-import tempfile
+import secrets
+import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +22,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gc25d.errors import UserError
+from gc25d.full_disk import naming_full_disk
+from gc25d.strict_json import parse_json
 
 _ABANDONED_S = 24 * 3600.0
 """Age at which another host's temporary file counts as left behind."""
@@ -29,24 +33,88 @@ _ABANDONED_S = 24 * 3600.0
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; fsync and rename it into place on success.
 
-    On an exception the temporary file is removed and `path` stays as it was. What a killed writer
-    of `path` left is removed by the next.
+    A link stays and the file that it points to is written. The new file has the mode that any
+    program's would have (0666 less the umask). On an exception the temporary file is removed and
+    `path` stays as it was. What a killed writer of `path` left is removed by the next.
+
+    Raises:
+        UserError: see `real_path`; or the disk or a quota is full.
+    """
+    target = real_path(path)
+    with naming_full_disk(target), _replacement(target) as temporary:
+        yield temporary
+
+
+@contextlib.contextmanager
+def _replacement(target: Path) -> Iterator[Path]:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in _leftovers(target):
+        leftover.unlink(missing_ok=True)
+    name = f".{target.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    temporary = target.with_name(name)
+    mode = _create(temporary)
+    try:
+        yield temporary
+        temporary.chmod(mode)  # some libraries write a file of their own in its place
+        fsync(temporary)
+        temporary.replace(target)
+        fsync(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside `path`; rename it into place on success, in place of an older one.
+
+    Whoever fills it brings the files to disk. On an exception the new folder is removed and `path`
+    stays as it was. What a killed writer of `path` left is removed by the next.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in _leftovers(path):
-        leftover.unlink(missing_ok=True)
-    prefix = f".{path.name}.{_host()}-{os.getpid()}-"
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
+        shutil.rmtree(leftover, ignore_errors=True)
+    stem = f".{path.name}.{_host()}-{os.getpid()}-"
+    building, replaced = (path.with_name(f"{stem}{part}.tmp") for part in ("new", "old"))
+    building.mkdir()
     try:
-        yield temporary
-        temporary.chmod(0o644)
-        fsync(temporary)
-        temporary.replace(path)
+        yield building
+        fsync(building)
+        if path.exists():
+            path.rename(replaced)
+        building.rename(path)
         fsync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        for temporary in (building, replaced):
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def real_path(path: Path) -> Path:
+    """Where a file is written that is called `path`: behind the link, if it is one.
+
+    A link to a file that is not there yet is fine as long as its folder is.
+
+    Raises:
+        UserError: the link goes round in a circle, or into a folder that is not there (a disk that
+            is not mounted).
+    """
+    if not path.is_symlink():
+        return path
+    target = Path(os.path.realpath(path))
+    if target.is_symlink() or not target.parent.is_dir():
+        raise UserError(
+            f"{path}: a link to {target}, which leads nowhere: mount its disk or make its folder, "
+            "or remove the link"
+        )
+    return target
+
+
+def _create(path: Path) -> int:
+    """Make an empty file and return its mode, which the system took from the umask."""
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        return stat.S_IMODE(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
 
 
 def _leftovers(path: Path) -> list[Path]:
@@ -109,27 +177,61 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, to_json(value) + "\n")
 
 
-def holds_json(path: Path, value: Any) -> bool:
-    """Whether the file's content is exactly what `write_json` would write."""
-    return path.exists() and path.read_text(encoding="utf-8") == to_json(value) + "\n"
+def write_jsons(contents: Mapping[Path, Any]) -> None:
+    """Write several files of strict JSON, all or none.
 
-
-def read_json(path: Path) -> Any:
-    """Read strict JSON.
+    All are written beside their places first. When one cannot take its place, those that have
+    already done so get back what they held.
 
     Raises:
-        UserError: the file is missing, cut, not JSON, or holds NaN or an infinity.
+        UserError, OSError: see `atomic_path`; every file is as it was.
     """
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no JSON number")
-
+    targets = {real_path(path): value for path, value in contents.items()}
+    before = {path: path.read_bytes() if path.exists() else None for path in targets}
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+        with contextlib.ExitStack() as writing:
+            for path, value in targets.items():
+                temporary = writing.enter_context(atomic_path(path))
+                temporary.write_text(to_json(value) + "\n", encoding="utf-8")
+    except BaseException:
+        for path, held in before.items():
+            _put_back(path, held)
+        raise
+
+
+def _put_back(path: Path, held: bytes | None) -> None:
+    """Give a file the content that it had, none for one that was not there."""
+    if held is None:
+        path.unlink(missing_ok=True)
+    elif path.read_bytes() != held:
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(held)
+
+
+def holds_json(path: Path, value: Any) -> bool:
+    """Whether the file's content is exactly what `write_json` would write."""
+    return path.exists() and path.read_bytes() == (to_json(value) + "\n").encode()
+
+
+def read_json(path: Path, *, finite: bool = True) -> Any:
+    """Read strict JSON, with or without a byte-order mark.
+
+    Args:
+        path: of the file.
+        finite: whether NaN and infinities are refused.
+
+    Raises:
+        UserError: the file is missing, cut, not JSON, holds a key twice in one object, or a number
+            that is not finite.
+    """
+    try:
+        return parse_json(path.read_bytes(), finite=finite)
     except FileNotFoundError:
         raise UserError(f"{path}: not found") from None
     except (ValueError, OSError) as error:
-        raise UserError(f"{path}: not readable as JSON ({error}): restore or rebuild it") from None
+        raise UserError(
+            f"{path}: not readable as JSON ({error}): correct, restore or rebuild it"
+        ) from None
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -143,23 +245,51 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSONL file.
 
     Raises:
-        UserError: a line is not JSON; names the line.
+        UserError: the file is missing, or a line is no strict JSON object; names the line.
     """
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{path}, line {number}: not JSON ({error})") from None
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                yield _row(path, number, line)
+    except FileNotFoundError:
+        raise UserError(f"{path}: not found") from None
+
+
+def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = parse_json(line)
+    except ValueError as error:
+        raise UserError(f"{path}, line {number}: not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{path}, line {number}: {line[:40]!r}, expected a JSON object")
+    return row
 
 
 def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one object in a single write, on a line of its own."""
+    """Append one object in a single write. A last line that a kill cut goes first.
+
+    Raises:
+        UserError: the disk or a quota is full.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        file.seek(max(0, file.tell() - 1))
-        after_a_cut_line = file.read(1) not in (b"", b"\n")
-        file.write(b"\n" * after_a_cut_line + to_json(row, indent=None).encode() + b"\n")
+    content = path.read_bytes() if path.exists() else b""
+    whole = _without_cut_line(content)
+    after_a_line = bool(whole) and not whole.endswith(b"\n")
+    with naming_full_disk(path), path.open("ab") as file:
+        if whole != content:
+            file.truncate(len(whole))
+        file.write(b"\n" * after_a_line + to_json(row, indent=None).encode() + b"\n")
+
+
+def _without_cut_line(content: bytes) -> bytes:
+    """JSONL without its last line, unless that is JSON."""
+    ended = content.removesuffix(b"\n")
+    start = ended.rfind(b"\n") + 1
+    try:
+        parse_json(content[start:] or b"{}")
+    except ValueError:
+        return content[:start]
+    return content
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
@@ -175,7 +305,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV; none when the file is missing."""
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
 
 

@@ -5,13 +5,26 @@ model, train and validation that are not `FREE` bind the run; those of capture a
 through the data's fingerprint.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gc25d.cells import TAUGHT, cell_fault, model_fault
-from gc25d.settings_base import FREE, Fraction, Natural, Positive, Rate, Section
+from gc25d.settings_base import (
+    FREE,
+    NAME,
+    Folder,
+    Fraction,
+    Natural,
+    Number,
+    Positive,
+    Rate,
+    Section,
+    each_once,
+    refuse,
+)
 from gc25d.settings_training import Hardware, Model, Train, Validation
 
 SCENES: dict[str, tuple[str, ...]] = {
@@ -32,14 +45,13 @@ SCENES: dict[str, tuple[str, ...]] = {
     "synthetic": ("synthetic_perspective", "synthetic_orthographic"),
 }
 """Scenes of each source that this pipeline captures itself."""
-_NAME = r"^[A-Za-z0-9_.-]*$"
 
 
 class Geometry(Section):
     """Size of a clip. Latents are [48, 1 + (frames − 1)/4, height/16, width/16]."""
 
     frames: Positive = 17
-    """Frames of a clip, 4n + 1."""
+    """Frames of a clip, 4n + 1 and at least 5: the first is given, the others are generated."""
     height: Positive = 96
     """Pixels, a multiple of 32."""
     width: Positive = 160
@@ -47,18 +59,25 @@ class Geometry(Section):
 
     @model_validator(mode="after")
     def _legal(self) -> Self:
+        refuse(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[str]:
         for side in ("height", "width"):
             value = getattr(self, side)
             if value % 32:
                 below, above = value // 32 * 32, (value // 32 + 1) * 32
                 legal = f"{below} or {above}" if below else f"{above}"
-                raise ValueError(f"{side} is {value}, expected a multiple of 32: use {legal}")
+                yield f"{side} is {value}, expected a multiple of 32: use {legal}"
+        if self.frames < 5:
+            yield (
+                f"frames is {self.frames}, expected 4n + 1 and at least 5 (the first frame is "
+                "given to the model): use 5"
+            )
+            return
         if self.frames % 4 != 1:
             below = (self.frames - 1) // 4 * 4 + 1
-            raise ValueError(
-                f"frames is {self.frames}, expected 4n + 1: use {below} or {below + 4}"
-            )
-        return self
+            yield f"frames is {self.frames}, expected 4n + 1: use {below} or {below + 4}"
 
 
 class Capture(Section):
@@ -82,15 +101,19 @@ class Capture(Section):
     seed: Natural = 0
     """Seeds the game and the scripted player."""
 
+    @field_validator("scenes")
+    @classmethod
+    def _each_once(cls, scenes: tuple[str, ...]) -> tuple[str, ...]:
+        return each_once(scenes)
+
     @model_validator(mode="after")
     def _known_scenes(self) -> Self:
         known = SCENES.get(self.source, self.scenes)
-        for scene in self.scenes:
-            if scene not in known:
-                raise ValueError(
-                    f"scenes holds {scene!r}, which is no scene of {self.source}: use "
-                    f"{', '.join(known)}"
-                )
+        refuse(
+            f"scenes holds {scene!r}, which is no scene of {self.source}: use {', '.join(known)}"
+            for scene in self.scenes
+            if scene not in known
+        )
         return self
 
 
@@ -114,7 +137,7 @@ class Prep(Section):
     """`dct` needs no weights; `wan_vae` loads Wan2.2's autoencoder from `codec_dir`."""
     codec_dir: str = ""
     """Local directory of the `wan_vae` weights."""
-    runs_of: Annotated[str, Field(pattern=_NAME)] = Field("", json_schema_extra=FREE)
+    runs_of: Annotated[str, Field(pattern=f"^({NAME})?$")] = Field("", json_schema_extra=FREE)
     """Name of a data set beside this one whose prepared runs are used; "": this one's own."""
     workers: Natural = Field(0, json_schema_extra=FREE)
     """Processes of a job that read clips ahead of the encoder; 0 reads in the job's own."""
@@ -130,7 +153,8 @@ class Prep(Section):
     buried_file: str = Field("", json_schema_extra=FREE)
     """File of more of them, one a line, `#` starts a comment; its content counts, not its path."""
     limit: Natural = 0
-    """Keep this many clips of each split, chosen by `Random(limit_seed)`; 0 keeps all."""
+    """Keep this many clips of each split, chosen by `Random(limit_seed)`; 0 keeps all. A split with
+    fewer usable clips is an error."""
     limit_seed: Natural = 0
     """Seeds the choice made by `limit`."""
     strict: bool = Field(False, json_schema_extra=FREE)
@@ -164,7 +188,7 @@ class Evaluation(Section):
     clips_file: str = Field("", json_schema_extra=FREE)
     """File of more of them, one a line, `#` starts a comment; its content counts, not its path."""
     n: Positive = 3
-    """Clips to sample when none is named."""
+    """Clips to sample when none is named; as many must be usable."""
     steps: Positive = 50
     """Sampling steps."""
     shift: Rate = 5.0
@@ -184,8 +208,8 @@ class Regression(Section):
 
     refs_root: str = ""
     """Folder of the recorded references; "": `refs/` here, else beside the Snakefile."""
-    rtol: Annotated[float, Field(gt=0, lt=1)] = 0.10
-    """Relative tolerance of a cell that sets none of its own, a fraction."""
+    rtol: Annotated[Number, Field(gt=0, lt=1)] = 0.10
+    """Relative tolerance of a cell that sets none of its own, whatever was recorded; a fraction."""
     repeats: Positive = 3
     """Measurements of a cell; their relative spread must stay below rtol / 2."""
     strict: bool = False
@@ -198,13 +222,13 @@ class Regression(Section):
 class Settings(Section):
     """Everything a run of the pipeline can be told."""
 
-    dataset: Annotated[str, Field(pattern=_NAME, min_length=1)] = "gc25d_v10"
+    dataset: Annotated[str, Field(pattern=f"^{NAME}$")] = "gc25d_v10"
     """Name of the data set: `<data_root>/<dataset>`."""
-    raw_root: str = Field("raw", json_schema_extra=FREE)
+    raw_root: Folder = Field("raw", json_schema_extra=FREE)
     """Folder of the raw captures."""
-    data_root: str = Field("data", json_schema_extra=FREE)
+    data_root: Folder = Field("data", json_schema_extra=FREE)
     """Folder of the built data sets."""
-    cache_root: str = Field(".cache", json_schema_extra=FREE)
+    cache_root: Folder = Field(".cache", json_schema_extra=FREE)
     """Folder of every cache (compilers, libraries, temporary files)."""
     geometry: Geometry = Geometry()
     capture: Capture = Capture()
@@ -219,15 +243,39 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.prep.codec == "wan_vae" and not self.prep.codec_dir:
-            raise ValueError("prep.codec is wan_vae, which needs prep.codec_dir: set it")
-        if self.prep.text.encoder == "umt5" and not self.prep.text.dir:
-            raise ValueError("prep.text.encoder is umt5, which needs prep.text.dir: set it")
-        if self.model.init_dir and self.model.init_ckpt:
-            raise ValueError("model.init_dir and model.init_ckpt are both set: keep one of them")
-        for fault in self._method_faults():
-            raise ValueError(fault)
+        refuse([*self._path_faults(), *self._method_faults(), *self._count_faults()])
         return self
+
+    def _path_faults(self) -> Iterator[str]:
+        """Folders of weights that are needed and not named, or named twice."""
+        if self.prep.codec == "wan_vae" and not self.prep.codec_dir:
+            yield "prep.codec is wan_vae, which needs prep.codec_dir: set it"
+        if self.prep.text.encoder == "umt5" and not self.prep.text.dir:
+            yield "prep.text.encoder is umt5, which needs prep.text.dir: set it"
+        if self.model.init_dir and self.model.init_ckpt:
+            yield "model.init_dir and model.init_ckpt are both set: keep one of them"
+
+    def _count_faults(self) -> Iterator[str]:
+        """Numbers of clips above what there can be, as far as that is known before captures are."""
+        capture, limit = self.capture, self.prep.limit
+        per_split: dict[str, float] = {"train": math.inf, "val": math.inf}
+        if capture.source != "external":
+            numbers = range(capture.runs_per_scene)
+            runs = {f"{scene}__run-{number:03d}" for scene in capture.scenes for number in numbers}
+            held_out = set(self.prep.val_runs)
+            if held_out <= runs:  # else another check names the unknown run
+                val = len(held_out) * capture.clips_per_run
+                per_split = {"train": len(runs) * capture.clips_per_run - val, "val": val}
+        for split, count in per_split.items():
+            if 0 < count < limit:
+                yield f"prep.limit is {limit}, but {split} has {count} clips: use {count} or fewer"
+        usable = min(per_split["val"], limit or math.inf)
+        asked = {"validation.n": self.validation.n}
+        if not (self.evaluation.clips or self.evaluation.clips_file):
+            asked["evaluation.n"] = self.evaluation.n
+        for setting, n in asked.items():
+            if 0 < usable < n:
+                yield f"{setting} is {n}, but val has {usable} clips: use {usable} or fewer"
 
     def _method_faults(self) -> Iterator[str]:
         """What the training method lacks, or is given in vain."""

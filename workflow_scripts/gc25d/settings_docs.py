@@ -66,6 +66,13 @@ def reference_markdown() -> str:
         "Free settings may change under a run. Every other setting of the run binds it, those of",
         "capture and prep through the data ([resume.md](resume.md)); evaluation and regression",
         f"rerun their own step. This page is made by `{GENERATOR}`.",
+        "",
+        "Numbers are written in decimals, in quotes or not: `--config` hands over texts, and YAML",
+        "1.1 reads 1e-4 as one. What YAML changes in silence is refused with its file and line: a",
+        "key that stands twice, which loses one of the two, and numbers such as 1:30 (read as 90),",
+        "0100 (64) or 1_000. A truth value (`yes`, `no`, `on`, `off`) where a number or a name is",
+        "due is refused, and so are NaN and infinities. A name that looks like a number or a truth",
+        "value stands in quotes.",
     ]
     return "\n".join([*lines, *_tables(Settings(), "")]) + "\n"
 

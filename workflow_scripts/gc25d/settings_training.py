@@ -1,11 +1,22 @@
 """Settings of the model and its training: architecture, optimisation, validation, hardware."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from gc25d.cells import UNAVAILABLE
-from gc25d.settings_base import FREE, Natural, Positive, Rate, Section
+from gc25d.settings_base import (
+    FREE,
+    Folder,
+    Natural,
+    Number,
+    Positive,
+    Rate,
+    Section,
+    each_once,
+    refuse,
+)
 
 
 class Model(Section):
@@ -31,6 +42,12 @@ class Model(Section):
     """Directory of base weights (Wan's shards or a diffusers `transformer/`); "": from seed."""
     init_ckpt: str = ""
     """A `.safetensors` of this project to start from (warm start), or ""."""
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _on_or_off(cls, value: object) -> object:
+        """YAML reads a plain `on` and `off` as truth values."""
+        return ("on" if value else "off") if isinstance(value, bool) else value
 
     @field_validator("name", mode="before")
     @classmethod
@@ -69,7 +86,7 @@ class Distill(Section):
 class Kd(Section):
     """The teacher's cached paths from noise to clips, which `kd` regresses."""
 
-    cache: str = "ode_paths"
+    cache: Folder = "ode_paths"
     """Folder of the paths: about a clip's latents times (denoising_steps + 1) a training clip."""
     teacher_steps: Positive = 48
     """Steps of the teacher along a path, a multiple of `distill.denoising_steps`."""
@@ -104,11 +121,11 @@ class Train(Section):
     """Learning rate of the semantic condition (`gc_sem_cond.*`)."""
     warmup_steps: Natural = 30
     """Optimizer steps of linear warm-up; constant afterwards."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    weight_decay: Annotated[Number, Field(ge=0)] = 0.01
     """AdamW's decoupled weight decay."""
     grad_clip: Rate = 1.0
     """Largest global gradient norm; larger ones are scaled down to it."""
-    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    ema: Annotated[Number, Field(ge=0, lt=1)] = 0.0
     """Decay of a moving average of the weights, kept in fp32 and exported beside them
     (`exports/step-<n>-ema.safetensors`); 0 keeps none."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -127,18 +144,24 @@ class Train(Section):
 
     @model_validator(mode="after")
     def _divisible(self) -> Self:
+        refuse(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[str]:
         if self.global_batch % self.grad_accum:
-            raise ValueError(
+            yield (
                 f"global_batch is {self.global_batch}, expected a multiple of grad_accum "
                 f"({self.grad_accum}): use {_multiples(self.global_batch, self.grad_accum)}"
             )
         steps, student = self.kd.teacher_steps, self.distill.denoising_steps
         if self.method == "kd" and steps % student:
-            raise ValueError(
+            yield (
                 f"kd.teacher_steps is {steps}, expected a multiple of distill.denoising_steps "
                 f"({student}): use {_multiples(steps, student)}"
             )
-        return self
+
+
+Timestep = Annotated[Number, Field(ge=0, le=1000)]
 
 
 class Validation(Section):
@@ -147,11 +170,16 @@ class Validation(Section):
     every: Positive = Field(100, json_schema_extra=FREE)
     """Optimizer steps between two validations; each checkpoint validates too."""
     n: Positive = 12
-    """Validation clips, round-robin over the validation runs."""
-    timesteps: tuple[float, ...] = (200.0, 500.0, 800.0)
-    """Timesteps in 0..1000; each is moved to the nearest point of the training grid."""
+    """Validation clips, round-robin over the validation runs; as many must be usable."""
+    timesteps: Annotated[tuple[Timestep, ...], Field(min_length=1)] = (200.0, 500.0, 800.0)
+    """Timesteps in 0..1000, each once; each is moved to the nearest point of the training grid."""
     seed: Natural = 0
     """Seeds the noise."""
+
+    @field_validator("timesteps")
+    @classmethod
+    def _each_once(cls, timesteps: tuple[float, ...]) -> tuple[float, ...]:
+        return each_once(timesteps)
 
 
 class Hardware(Section):

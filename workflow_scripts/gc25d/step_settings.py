@@ -161,7 +161,7 @@ def _named_clips(evaluation: Evaluation) -> Evaluation:
 
 def _listed_clips(setting: str, path: Path) -> Iterator[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise UserError(
             f"{setting} {path} is not readable ({error}): expected a text file with one "

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from gc25d.errors import UserError
 from gc25d.records import atomic_path
+from gc25d.strict_json import parse_json
 
 _LENGTH_BYTES = 8  # a little-endian header length stands before the header
+_HEADER_LIMIT = 100_000_000  # bytes; the library's own limit
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -49,17 +52,44 @@ def read_metadata(path: Path) -> dict[str, str]:
         return dict(file.metadata() or {})
 
 
-def open_tensors(path: Path) -> safe_open:
-    """Open a file for memory-mapped reading on the CPU.
+def read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """The header's length in bytes and its content: `__metadata__` and a row for each tensor.
 
     Raises:
-        UserError: the file is missing, cut or no safetensors file.
+        OSError: the file cannot be read.
+        ValueError: it starts with no header of strict JSON: cut, too long, a name twice.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if length > _HEADER_LIMIT:
+            raise ValueError(f"a header of {length} bytes, expected at most {_HEADER_LIMIT}")
+        text = file.read(length)
+    if len(text) < length:
+        raise ValueError(f"its header is cut after {len(text)} of {length} bytes")
+    header = parse_json(text)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    return length, header
+
+
+def open_tensors(path: Path, *, indexed: bool = False) -> safe_open:
+    """Open a file for memory-mapped reading on the CPU.
+
+    Args:
+        path: of the file.
+        indexed: whether what is read is compared with a digest of its own. Otherwise the header is
+            read a second time for names that it holds twice, of which the library keeps one.
+
+    Raises:
+        UserError: the file is missing, cut or no safetensors file, or holds a name twice.
     """
     try:
+        if not indexed:
+            read_header(path)
         return safe_open(path, framework="pt", device="cpu")
     except FileNotFoundError:
         raise UserError(f"{path}: not found") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path}: not a whole .safetensors file ({error}): write it anew") from None
 
 

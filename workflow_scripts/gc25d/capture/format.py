@@ -4,7 +4,6 @@ Every fault of a run raises `UserError` with the run's folder and, where one is 
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,26 +16,30 @@ from PIL import Image
 from pydantic import Field, TypeAdapter, ValidationError
 
 from gc25d.capture.arrays import frames_of, read_array, write_arrays
-from gc25d.capture.classes import PARTS
+from gc25d.capture.checks import check_cameras, check_capsules, check_parts
 from gc25d.capture.images import decode_stencil, encode_frame, encode_stencil, open_frame
 from gc25d.capture.tars import Series, index_series, write_series
 from gc25d.errors import UserError
-from gc25d.records import write_json
+from gc25d.records import read_json, write_json
 
 _Read = TypeVar("_Read")
 _JPEG, _PNG = (".jpg", ".jpeg"), (".png",)
+LONGEST_SIDE = 16384
+"""Pixels."""
+MOST_PIXELS = 1 << 26
+"""Of one picture: twice what 8K has. Above it a picture is a mistake, or meant to fill memory."""
 
 
 @dataclass(frozen=True)
 class RunMeta:
     """What `meta.json` says of a run; keys beyond these are ignored."""
 
-    fps: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    fps: Annotated[float, Field(gt=0.01, le=1000)]
     """Frames a second."""
-    width: Annotated[int, Field(gt=0)]
+    width: Annotated[int, Field(gt=0, le=LONGEST_SIDE)]
     """Pixels."""
-    height: Annotated[int, Field(gt=0)]
-    """Pixels."""
+    height: Annotated[int, Field(gt=0, le=LONGEST_SIDE)]
+    """Pixels; `MOST_PIXELS` in all."""
     ground_z: tuple[float, ...]
     """Heights of the ground, cm; NaN where unknown (null in JSON)."""
     units: Literal["cm"]
@@ -94,6 +97,11 @@ def read_meta(run_dir: Path) -> RunMeta:
     meta = _validated(RunMeta, content, path)
     if any(math.isinf(z) for z in meta.ground_z):
         raise UserError(f"{path}: ground_z holds an infinity, expected cm or null: correct it")
+    if meta.width * meta.height > MOST_PIXELS:
+        raise UserError(
+            f"{path}: pictures of {meta.width} by {meta.height}, expected at most {MOST_PIXELS} "
+            "pixels: correct it, or capture smaller"
+        )
     return meta
 
 
@@ -180,12 +188,7 @@ class CameraFile:
     def of(self, start: int = 0, count: int | None = None) -> Float64[np.ndarray, "T 4 4"]:
         """Cameras of the `count` frames from `start`, by default all; only those are checked."""
         chosen = frames_of(self.world_to_clip, self.path, start, count)
-        bad = ~np.isfinite(chosen).all(axis=(1, 2))
-        if bad.any():
-            raise UserError(
-                f"{self.path}: the camera of frame {start + int(bad.argmax())} holds NaN or an "
-                "infinity: drop the clips that use it, or capture the run again"
-            )
+        check_cameras(chosen, self.path, start)
         return chosen
 
 
@@ -207,19 +210,9 @@ class SkeletonFile:
     def of(self, start: int = 0, count: int | None = None) -> Skeletons:
         """Skeletons of the `count` frames from `start`, by default all."""
         part = self.skeletons.part
-        known = np.isin(part, list(PARTS.values()))
-        if not known.all():
-            raise UserError(
-                f"{self.path}: part {int(part[~known][0])}, expected {min(PARTS.values())}.."
-                f"{max(PARTS.values())}: correct the exporter"
-            )
+        check_parts(part, self.path)
         chosen = frames_of(self.skeletons.capsules, self.path, start, count)
-        infinite = np.isinf(chosen).any(axis=(1, 2))
-        if infinite.any():
-            raise UserError(
-                f"{self.path}: a capsule of frame {start + int(infinite.argmax())} holds an "
-                "infinity, expected cm, or NaN where it is absent: correct the exporter"
-            )
+        check_capsules(chosen, self.path, start)
         return Skeletons(chosen, part)
 
 
@@ -307,12 +300,9 @@ def _clear(run_dir: Path) -> None:
 
 def _read_json(path: Path) -> Any:
     """JSON in which an engine may have written NaN."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: not found: capture the run again") from None
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path}: not readable as JSON ({error}): restore it") from None
+    if not path.exists():
+        raise UserError(f"{path}: not found: capture the run again")
+    return read_json(path, finite=False)
 
 
 def _validated(kind: type[_Read], content: Any, path: Path) -> _Read:

@@ -15,6 +15,19 @@ from gc25d.records import atomic_path
 
 _NUMBER = re.compile(r"(\d{1,12})\D*$")
 _PART = re.compile(r"-(\d{1,6})\.tar$")
+LARGEST_PICTURE = 1 << 28
+"""Bytes of a file inside a tar: more than any picture has whose size a run may claim."""
+
+# What tarfile raises on damaged bytes; the last three on lengths that no file has.
+_DAMAGED = (
+    tarfile.TarError,
+    OSError,
+    EOFError,
+    ValueError,
+    ArithmeticError,
+    MemoryError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,11 @@ class Series:
             raise UserError(
                 f"{self.run_dir}: frame {frame} (number {frame + self.first_number}) is missing "
                 f"in {self.stem}.tar: capture the run again, or drop the clips that use it"
+            )
+        if member.size > LARGEST_PICTURE:
+            raise UserError(
+                f"{member.tar}: frame {frame} ({member.name}) is of {member.size} bytes, expected "
+                f"at most {LARGEST_PICTURE}: write the tar again"
             )
         with member.tar.open("rb") as file:
             file.seek(member.offset)
@@ -124,16 +142,19 @@ def _all_members(parts: Iterable[Path]) -> Iterator[Member]:
         try:
             with tarfile.open(path, "r:") as tar:
                 for info in tar:
+                    if info.size < 0:  # the next header would be looked for before this one
+                        raise ValueError(f"a member of {info.size} bytes")
                     if not info.isdir():
                         _check_plain(path, info)
                         yield Member(path, info.name, info.offset_data, info.size)
-        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        except _DAMAGED as error:
             raise UserError(f"{path}: not readable as a tar ({error}): copy it again") from None
 
 
 def _check_plain(path: Path, info: tarfile.TarInfo) -> None:
     name = PurePosixPath(info.name)
-    if name.is_absolute() or ".." in name.parts or "\\" in info.name:
+    odd = "\\" in info.name or not info.name.isprintable()
+    if odd or name.is_absolute() or ".." in name.parts:
         raise UserError(
             f"{path}: member {info.name!r} is no plain relative file name: write the tar again"
         )

@@ -172,8 +172,17 @@ class ClipDataset:
             )
         return self._build(0, self._index_of[clip_id], NOTHING)
 
-    def round_robin(self, n: int) -> list[int]:
-        """Indices of `n` clips (all if fewer): each run's first, then its second."""
+    def round_robin(self, n: int, setting: str) -> list[int]:
+        """Indices of the `n` clips that `setting` asks for: each run's first, then its second.
+
+        Raises:
+            UserError: there are fewer; says how many.
+        """
+        if n > len(self):
+            raise UserError(
+                f"{setting} is {n}, but {self.root} has {len(self)} usable {self.split} clips: "
+                f"use {len(self)} or fewer"
+            )
         turn: Counter[str] = Counter()
         turns = []
         for index, row in enumerate(self.rows):

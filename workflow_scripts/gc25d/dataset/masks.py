@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Float64, UInt8
 
-from gc25d.dataset.ground_cells import CELL, CENTRE, Box, GroundCells, Line
-from gc25d.dataset.selection import furthest
+from gc25d.dataset.ground_cells import CELL, Box, GroundCells, Line
+from gc25d.dataset.selection import furthest, weighted_quantile
 from gc25d.prep.parts import LAST_STATIC, UNKNOWN
 from gc25d.shapes import SemIds, WorldToClip
 
@@ -29,7 +29,7 @@ class HalfPlane:
     theta: float
     """Direction of the normal in world XY, radians from +X towards +Y."""
     quantile: float
-    """Share of the calibration cells that lies beyond the line."""
+    """Share of the calibration frames' static pixels that lies beyond the line."""
 
     @property
     def normal(self) -> tuple[float, float]:
@@ -59,7 +59,7 @@ def mask_ids(
     """Hide static pixels beyond `planes`, or without a ground point, as UNKNOWN.
 
     Characters (10..21) never change. A cell of 4×4 pixels is hidden as one, by its pixel (2, 2).
-    Nothing is hidden without a ground plane, without planes, or when no static cell of the
+    Nothing is hidden without a ground plane, without planes, or when no static pixel of the
     calibration frames shows the ground.
 
     Args:
@@ -67,8 +67,8 @@ def mask_ids(
         world_to_clip: float64 [T, 4, 4], row vectors, at the resolution of `sem_ids`.
         plane_z: height of the ground, cm; None when the run has none.
         planes: what to hide; see `draw_planes`.
-        coverage: `first_frame` calibrates each line on the static cells of frame 0, `mean_frame` on
-            those of the whole clip, `capped` as `first_frame` and then moves a frame's lines
+        coverage: `first_frame` calibrates each line on the static pixels of frame 0, `mean_frame`
+            on those of the whole clip, `capped` as `first_frame` and then moves a frame's lines
             outwards together, and sky likewise, until at most 40 % of its static pixels are hidden.
         out: where to write the result; may be `sem_ids` itself.
 
@@ -98,19 +98,21 @@ def _calibrate(
     planes: Sequence[HalfPlane],
     frames: Sequence[int],
 ) -> list[Line]:
-    """Each plane's line: the (1 − q) quantile of the static ground cells of `frames`.
+    """Each plane's line: the (1 − q) quantile of the static pixels of `frames` over the ground.
 
-    No line at all when there is no such cell.
+    A cell's ground point counts as often as the cell has static pixels. No line at all when there
+    is no such pixel.
     """
-    centres = sem_ids[:, CENTRE::CELL, CENTRE::CELL]
-    seen = {t: (centres[t] <= LAST_STATIC) & ~missing[t] for t in frames}
-    if not any(chosen.any() for chosen in seen.values()):
+    counts = {t: _static_pixels(sem_ids[t] <= LAST_STATIC) * ~missing[t] for t in frames}
+    seen = {t: found > 0 for t, found in counts.items()}
+    weights = np.concatenate([counts[t][chosen] for t, chosen in seen.items()])
+    if not weights.size:
         return []
     lines = []
     for plane in planes:
-        projections = [cells.projections(t, plane.normal, chosen) for t, chosen in seen.items()]
-        offset = np.quantile(np.concatenate(projections), 1 - plane.quantile)
-        lines.append(Line(plane.normal, float(offset)))
+        along = [cells.projections(t, plane.normal, chosen) for t, chosen in seen.items()]
+        offset = weighted_quantile(np.concatenate(along), weights, 1 - plane.quantile)
+        lines.append(Line(plane.normal, offset))
     return lines
 
 

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from gc25d.dataset.batch import collate
 from gc25d.dataset.clips import ClipDataset, Sample
+from gc25d.errors import UserError
 from gc25d.evaluate.metrics import ClipScores, score_clip
 from gc25d.evaluate.rollout import roll_out, rollout_steps
 from gc25d.evaluate.sample import Conditions, Plan, VelocityModel, sample, starting_noise
 from gc25d.evaluate.truth import recorded_frames
+from gc25d.finite import check_finite
 from gc25d.model.causal import CausalWanModel
 from gc25d.prep.codec import Codec
 from gc25d.prep.parts import UNKNOWN
@@ -23,6 +25,8 @@ from gc25d.shapes import Latents, RgbFrames, SemIds
 
 BATCH_TOKENS = 8192
 """Clips are sampled together as long as they have no more tokens than this in all."""
+
+_REMEDY = "lower evaluation.cfg and evaluation.sem_cfg, or look at the training's curves"
 
 SemMode = Literal["cond", "unknown"]
 
@@ -47,13 +51,13 @@ class EvaluatedClip:
 
 
 def choose_clips(dataset: ClipDataset, named: Sequence[str], n: int) -> list[str]:
-    """The named clips, each once, or else `n` (all if fewer), round-robin over the runs.
+    """The named clips, each once, or else `n`, round-robin over the runs.
 
     Raises:
-        UserError: a named clip does not exist (close names are given).
+        UserError: a named clip does not exist (close names are given), or there are fewer than `n`.
     """
     if not named:
-        return [dataset.rows[index].clip_id for index in dataset.round_robin(n)]
+        return [dataset.rows[index].clip_id for index in dataset.round_robin(n, "evaluation.n")]
     return [dataset.clip(clip_id).clip_id for clip_id in dict.fromkeys(named)]
 
 
@@ -84,7 +88,8 @@ class Evaluator:
         """Sample, decode and score the clips, one after another in the order given.
 
         Raises:
-            UserError: a clip's files are damaged or missing, or its frames cannot be scored.
+            UserError: a clip's files are damaged or missing, its sampled latents or decoded frames
+                are not finite, or its frames cannot be scored.
         """
         _, height, width = self.dataset.shape
         frames = (self.dataset.shape[0] - 1) // 4 + 1
@@ -95,6 +100,7 @@ class Evaluator:
             generated = self._sample(samples, f"batch {number}/{len(groups)}", progress)
             seconds = (time.perf_counter() - started) / len(group)
             for given, latents in zip(samples, generated, strict=True):
+                check_finite(latents, f"clip {given.clip_id}: sampled latents", _REMEDY)
                 yield self._evaluate(given, latents, seconds)
 
     def _sample(
@@ -117,8 +123,8 @@ class Evaluator:
 
     def _evaluate(self, given: Sample, latents: Tensor, seconds: float) -> EvaluatedClip:
         truth, fps = recorded_frames(self.raw_root, given.clip_id, self.dataset.shape)
-        generated = self.codec.decode(latents)
-        decoded = self.codec.decode(given.input_latents)
+        generated = self._decode(latents, f"clip {given.clip_id}, sampled")
+        decoded = self._decode(given.input_latents, f"clip {given.clip_id}, as prepared")
         return EvaluatedClip(
             clip_id=given.clip_id,
             fps=fps,
@@ -129,6 +135,12 @@ class Evaluator:
             ceiling=score_clip(decoded, truth, given.clip_id, threads=self.threads),
             sampling_s=seconds,
         )
+
+    def _decode(self, latents: Tensor, what: str) -> RgbFrames:
+        try:
+            return self.codec.decode(latents)
+        except UserError as error:
+            raise UserError(f"{what}: {error}") from None
 
 
 def conditions_of(

@@ -4,6 +4,7 @@ Both come from scikit-image on the uint8 frames themselves, never from a compres
 Frame 0 is given to the model, so it is not scored.
 """
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,13 +55,19 @@ def score_clip(
     Frames are scored by `threads` threads at once; the scores do not depend on their number.
 
     Raises:
-        UserError: another type or shape, fewer than two frames, or frames smaller than SSIM's
-            window; names the clip.
+        UserError: another type or shape, fewer than two frames, frames smaller than SSIM's
+            window, or a score that is not finite; names the clip.
     """
     _check(frames, truth, clip_id)
     with ThreadPoolExecutor(threads) as pool:
         psnr = tuple(pool.map(frame_psnr, frames[1:], truth[1:]))
         ssim = tuple(pool.map(frame_ssim, frames[1:], truth[1:]))
+    for frame, scored in enumerate(zip(psnr, ssim, strict=True), start=1):
+        if not all(map(math.isfinite, scored)):
+            raise UserError(
+                f"clip {clip_id}, frame {frame}: PSNR {scored[0]} dB and SSIM {scored[1]} are no "
+                "scores: look at the recorded frames"
+            )
     return ClipScores(clip_id, psnr, ssim)
 
 

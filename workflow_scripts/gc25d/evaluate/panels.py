@@ -11,6 +11,7 @@ from pathlib import Path
 
 import av
 import numpy as np
+from av.video.reformatter import ColorRange, Colorspace, Interpolation
 from PIL import Image, ImageDraw, ImageFont
 
 from gc25d.errors import UserError
@@ -31,6 +32,8 @@ CRF = "18"
 # x264's macroblock tree reads memory that nothing wrote, in rows whose number of macroblocks is no
 # multiple of 8: equal frames would give other bytes from one call to the next.
 X264_OPTIONS = {"crf": CRF, "mbtree": "0"}
+BT709 = 1
+"""ITU-T H.273's number of BT.709, alike for matrix, primaries and transfer."""
 LABELS = ("GT", "generated", "parts")
 
 
@@ -103,8 +106,10 @@ def stack_sheets(sheets: Sequence[np.ndarray]) -> np.ndarray:
 def write_mp4(path: Path, frames: RgbFrames, fps: float) -> None:
     """Write an h264 video atomically; equal frames give equal bytes.
 
-    h264 needs even sides: an odd one gets one more row or column of background. The written file
-    is read back and its size and number of frames compared.
+    Colours are BT.709 and tagged so: players assume it for large pictures only. The index stands
+    first, so that a page shows the video before all of it has come. h264 needs even sides: an odd
+    one gets one more row or column of background. The written file is read back and its size and
+    number of frames compared.
 
     Raises:
         UserError: the file read back is another video.
@@ -154,15 +159,28 @@ def text_strip(text: str, width: int, height: int = LABEL_HEIGHT) -> np.ndarray:
 
 
 def _encode(path: Path, frames: RgbFrames, fps: float) -> None:
-    with av.open(str(path), "w", format="mp4") as container:
+    with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as container:
         stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
         stream.thread_count = 1  # the bytes depend on the number of threads
         stream.options = X264_OPTIONS
+        stream.colorspace = stream.color_primaries = stream.color_trc = BT709
+        stream.color_range = ColorRange.MPEG
         for picture in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            container.mux(stream.encode(_to_yuv(picture)))
         container.mux(stream.encode())
+
+
+def _to_yuv(picture: np.ndarray) -> av.VideoFrame:
+    """RGB uint8 [H, W, 3] → yuv420p as the video's tags say: BT.709, 16..235."""
+    return av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(
+        format="yuv420p",
+        dst_colorspace=Colorspace.ITU709,
+        dst_color_range=ColorRange.MPEG,
+        interpolation=Interpolation.AREA | Interpolation.ACCURATE_RND | Interpolation.BITEXACT,
+        threads=1,
+    )
 
 
 def _pad_to_even(frames: RgbFrames) -> RgbFrames:

@@ -13,11 +13,13 @@ Conventions, used everywhere in the package:
 import math
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 
 from gc25d.errors import UserError
 
 Matrix = Float64[np.ndarray, "*batch 4 4"]
+_PARALLEL = 1e-12
+"""Share of w by which it changes over 1 cm, up to which rays are parallel: rounding of w alone."""
 
 
 def rotator_axes(pitch: float, yaw: float, roll: float) -> Float64[np.ndarray, "3 3"]:
@@ -155,19 +157,36 @@ def unproject_rays(
     )
 
 
-def depth_to_distance(
-    depth: Float64[np.ndarray, "*batch"], near: float, far: float = math.inf
-) -> tuple[Float64[np.ndarray, "*batch"], Bool[np.ndarray, "*batch"]]:
-    """Reversed-Z depth of a perspective camera → distance along its forward axis, in cm.
+def camera_fault(world_to_clip: Float64[np.ndarray, "4 4"]) -> str:
+    """What keeps a finite matrix from being a camera of these conventions, or "".
 
-    distance = near·far / (near + depth·(far − near)), or near / depth for an infinite far plane.
-
-    Returns:
-        Distances, always finite, and where nothing was drawn (depth 0: sky). There the distance is
-        `far`, or 0 when that is infinite.
+    Looked at is the ray through the picture's centre, along which x/w and y/w stay 0. Along
+    grad x × grad y it would run in a world that is not mirrored, where right × up is forward.
     """
-    depth = np.asarray(depth, np.float64)
-    sky = depth <= 0
-    if math.isinf(far):
-        return np.where(sky, 0.0, near / np.where(sky, 1.0, depth)), sky
-    return near * far / (near + np.where(sky, 0.0, depth) * (far - near)), sky
+    try:
+        inverse = np.linalg.inv(world_to_clip)
+    except np.linalg.LinAlgError:
+        return "is singular, so no pixel has a ray"
+    near, far = inverse[2] + inverse[3], inverse[3]
+    if near[3] <= 0:
+        return "has w below 0 in front of it: its matrix is negated"
+    towards = far[:3] * near[3] - near[:3] * far[3]
+    if np.cross(world_to_clip[:3, 0], world_to_clip[:3, 1]) @ towards <= 0:
+        return (
+            "is mirrored, has w below 0 in front of it, or its depth does not fall from 1 (near) "
+            "to 0 (far)"
+        )
+    return ""
+
+
+def near_plane_distance(
+    points: Float64[np.ndarray, "*batch 3"], world_to_clip: Float64[np.ndarray, "4 4"]
+) -> Float64[np.ndarray, "*batch"] | None:
+    """How far world points lie before an orthographic camera's near plane, cm; behind it < 0.
+
+    None for a perspective camera, which is a point: behind it clip w is below 0.
+    """
+    if np.linalg.norm(world_to_clip[:3, 3]) > _PARALLEL * abs(world_to_clip[3, 3]):
+        return None
+    depth = points @ world_to_clip[:3, 2] + world_to_clip[3, 2]
+    return np.asarray((world_to_clip[3, 3] - depth) / np.linalg.norm(world_to_clip[:3, 2]))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
-from gc25d.geometry.camera import project
+from gc25d.geometry.camera import near_plane_distance, project
 
 Capsules = Float[np.ndarray, "N 7"]
 _CORNERS = np.array(list(product((False, True), repeat=3)))  # of a box: its high end by axis?
@@ -230,7 +230,8 @@ def nearest_in_image(
 
     The distance is the one to the projected axis less the projected radius at that point, in
     pixels; equal distances go to the lower index. Axes are cut where they pass behind the camera;
-    capsules wholly behind it do not count.
+    capsules wholly behind it do not count. An orthographic camera is its near plane, and before it
+    is what a capsule's radius brings there.
     """
     best = np.full(len(pixels), np.inf)
     index = np.full(len(pixels), -1)
@@ -290,20 +291,29 @@ def _visible_axes(
 ) -> tuple[Int[np.ndarray, " n"], Float64[np.ndarray, "n 2 3"]]:
     """Numbers of the capsules that are not wholly behind the camera, and the axes before it."""
     axes = capsules[:, :6].reshape(-1, 2, 3)
-    w = _clip_w(axes, world_to_clip)
+    before = near_plane_distance(axes, world_to_clip)
+    if before is None:
+        before, margin = _clip_w(axes, world_to_clip), 1e-2  # w must not come near 0
+    else:
+        before, margin = before + capsules[:, 6:], 0.0
     present = ~np.isnan(capsules).any(axis=1)
-    numbers = np.flatnonzero(present & (w.max(axis=1, initial=-np.inf) > _IN_FRONT))
-    axes, w = axes[numbers].copy(), w[numbers]
-    for cut in np.flatnonzero(w.min(axis=1, initial=np.inf) <= _IN_FRONT):
-        behind, front = (0, 1) if w[cut, 0] < w[cut, 1] else (1, 0)
-        axes[cut] = _cut_axis(axes[cut, front], axes[cut, behind], w[cut, front], w[cut, behind])
+    numbers = np.flatnonzero(present & (before.max(axis=1, initial=-np.inf) > _IN_FRONT))
+    axes, before = axes[numbers].copy(), before[numbers]
+    for cut in np.flatnonzero(before.min(axis=1, initial=np.inf) <= _IN_FRONT):
+        behind, front = (0, 1) if before[cut, 0] < before[cut, 1] else (1, 0)
+        floor = max(_IN_FRONT, before[cut, front] * margin)
+        axes[cut] = _cut_axis(axes[cut], before[cut], front, behind, floor)
     return numbers, axes
 
 
 def _cut_axis(
-    front: np.ndarray, behind: np.ndarray, front_w: float, behind_w: float
+    axis: Float64[np.ndarray, "2 3"],
+    before: Float64[np.ndarray, "2"],
+    front: int,
+    behind: int,
+    floor: float,
 ) -> Float64[np.ndarray, "2 3"]:
-    """The axis from its end in front of the camera to where it passes behind."""
-    floor = max(_IN_FRONT, front_w * 1e-2)
-    cut = front + (behind - front) * (front_w - floor) / (front_w - behind_w)
-    return np.stack([front, cut])
+    """The axis from its end in front of the camera to where `before` falls to `floor`."""
+    along = axis[behind] - axis[front]
+    cut = axis[front] + along * (before[front] - floor) / (before[front] - before[behind])
+    return np.stack([axis[front], cut])

@@ -3,6 +3,8 @@
 import numpy as np
 from jaxtyping import Float64
 
+from gc25d.geometry.camera import near_plane_distance
+
 POINTS = 64
 """Corners of the polygon that stands for an outline."""
 
@@ -21,6 +23,9 @@ def capsule_outline(
     two ellipses' support points. Holds for perspective and orthographic cameras.
     """
     if np.isnan(capsule).any():
+        return None
+    before = near_plane_distance(capsule[:6].reshape(2, 3), world_to_clip)
+    if before is not None and before.min() < capsule[6]:
         return None
     camera = _pixel_camera(world_to_clip, width, height)
     ellipses = [_ellipse(camera, capsule[i : i + 3], capsule[6]) for i in (0, 3)]

@@ -36,6 +36,25 @@ class View:
         """Whether nothing changes."""
         return self.source_hw == self.target_hw
 
+    @property
+    def scale(self) -> float:
+        """Target pixels of a source pixel's side; above 1 pictures are stretched."""
+        return self.target_hw[1] / self.width
+
+    @property
+    def summary(self) -> str:
+        """What becomes of the pictures, in words; sizes are width × height."""
+        (source_h, source_w), (target_h, target_w) = self.source_hw, self.target_hw
+        size = f"{source_w}x{source_h} → {target_w}x{target_h}"
+        if self.identity:
+            return f"{size}: as captured"
+        cropped = "nothing is cropped"
+        if self.top:
+            cropped = f"{self.top:g} rows are cropped above and as many below"
+        elif self.left:
+            cropped = f"{self.left:g} columns are cropped on the left and as many on the right"
+        return f"{size}: {cropped}, the rest is scaled by {self.scale:.4g}"
+
 
 def fit_view(source_hw: tuple[int, int], target_hw: tuple[int, int]) -> View:
     """The largest centred box of the target's aspect; its sides may fall inside a pixel."""

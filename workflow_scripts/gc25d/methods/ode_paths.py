@@ -12,6 +12,7 @@ from torch import nn
 
 from gc25d.dataset.batch import collate
 from gc25d.dataset.clips import ClipDataset
+from gc25d.finite import check_finite
 from gc25d.methods.guidance import Guidance
 from gc25d.methods.ode_cache import OdeCache
 from gc25d.methods.ode_solver import OdePlan, path_noise, solve
@@ -79,6 +80,9 @@ def build_paths(
         batch_size: clips at a time; changes rounding only.
         share: (r, n): this process makes clips r, r + n, r + 2n, …
         autocast: arithmetic of the teacher.
+
+    Raises:
+        UserError: a path is not finite; names the clip, and writes none of it.
     """
     missing = cache.missing(range(share[0], len(clips), share[1]))
     device = next(teacher.parameters()).device
@@ -89,6 +93,11 @@ def build_paths(
         with autocast():
             paths = solve(teacher, batch, noise, plan, guidance)
         for index, path in zip(indices, paths, strict=True):
+            check_finite(
+                path,
+                f"clip {clips.rows[index].clip_id}: the teacher's path",
+                "lower train.teacher.cfg and sem_cfg, or check the teacher's weights",
+            )
             cache.write(index, path)
         logger.info("%d of %d paths", done, len(missing))
     return len(missing)

@@ -3,6 +3,8 @@
 import re
 
 CONDITION_PREFIX = "gc_sem_cond."
+WRAPPED = "dit."
+"""Stands before every name where the weights were saved with the module around the transformer."""
 ACTIONS = "action_model."
 """Stands in the names of an action module's tensors, `blocks.i.action_model.*`."""
 

@@ -114,6 +114,7 @@ def _native_config(config: WanConfig, text_len: int) -> dict[str, Any]:
         "dim": config.dim,
         "ffn_dim": config.ffn_dim,
         "freq_dim": config.freq_dim,
+        "text_dim": config.text_dim,
         "in_dim": config.in_channels,
         "out_dim": config.out_channels,
         "num_heads": config.num_heads,

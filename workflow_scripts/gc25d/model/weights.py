@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gc25d.errors import UserError
-from gc25d.model.names import is_action, is_condition, to_native
+from gc25d.model.names import WRAPPED, is_action, is_condition, to_native
 from gc25d.records import read_json
 from gc25d.tensors import open_tensors
 
@@ -39,7 +39,8 @@ def load_base(model: nn.Module, source: Path) -> None:
     Args:
         model: a `WanModel`.
         source: a directory with Wan's shards or diffusers' transformer (its own, or the
-            pipeline's with a `transformer/` inside), or one `.safetensors` file.
+            pipeline's with a `transformer/` inside), or one `.safetensors` file; a prefix `dit.`
+            of the names is passed over.
 
     Raises:
         UserError: nothing to load, or tensors missing, extra, misshapen or not where the index
@@ -138,7 +139,7 @@ def _locate(paths: Iterable[Path]) -> dict[str, _Stored]:
     found: dict[str, _Stored] = {}
     for path in paths:
         for stored in _tensors_of(path):
-            name = to_native(stored.name)
+            name = to_native(stored.name.removeprefix(WRAPPED))
             if name in found:
                 raise UserError(f"{path}: {name} is also in {found[name].path}: remove one")
             found[name] = stored

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gc25d.errors import UserError
+from gc25d.finite import check_finite
 from gc25d.prep.wan_vae import WanVaeCodec
 from gc25d.shapes import RgbFrames
 
@@ -30,7 +31,7 @@ class Codec(Protocol):
         """Frames uint8 RGB → float32 latents of the order of 1."""
 
     def decode(self, latents: Float[Tensor, "48 F h w"]) -> RgbFrames:
-        """Latents of any float type → frames uint8 RGB [T, H, W, 3]."""
+        """Latents of any float type → frames uint8 RGB [T, H, W, 3]; not finite: UserError."""
 
 
 def codec_for(name: str, directory: str, device: str = "cpu") -> Codec:
@@ -143,12 +144,17 @@ class DctCodec:
         return scaled.T.reshape(CHANNELS, height, width)
 
     def decode(self, latents: Float[Tensor, "48 F h w"]) -> RgbFrames:
-        """Latents of any float type → frames uint8 RGB [4·(F − 1) + 1, 16·h, 16·w, 3]."""
+        """Latents of any float type → frames uint8 RGB [4·(F − 1) + 1, 16·h, 16·w, 3].
+
+        Raises:
+            UserError: the frames are not finite.
+        """
         values = latents.float().cpu()
         with _one_thread():
             groups = [self._decode_group(values[:, frame]) for frame in range(values.shape[1])]
         groups[0] = groups[0].mean(dim=0, keepdim=True)
         frames = (torch.cat(groups) + 1) * 127.5
+        check_finite(frames, "decoded frames", "check the latents")
         return np.asarray(frames.clamp(0, 255).round().to(torch.uint8).numpy())
 
     def _decode_group(self, latents: Tensor) -> Tensor:

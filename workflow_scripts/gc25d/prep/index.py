@@ -57,6 +57,12 @@ def failed_runs(rows: Iterable[Row]) -> dict[str, str]:
     return dict(sorted(failed.items()))
 
 
+def picture_views(rows: Iterable[Row]) -> dict[str, str]:
+    """Run → what became of its pictures, sorted; rows of earlier versions do not say."""
+    views = {row["run"]: row["pictures"] for row in rows if "pictures" in row}
+    return dict(sorted(views.items()))
+
+
 def build_rows(
     rows: Sequence[Row], choice: Choice, shape: Sequence[int], prepared: str = ""
 ) -> list[Row]:
@@ -101,10 +107,18 @@ def _limited(rows: Sequence[Row], limit: int, seed: int) -> list[Row]:
     """The dropped rows, and `limit` usable rows of each split.
 
     A split is shuffled by `Random(seed)`, cut and sorted again.
+
+    Raises:
+        UserError: a split has fewer.
     """
     kept = [row for row in rows if row["drop"]]
     for split in ("train", "val"):
         usable = [row for row in rows if row["split"] == split and not row["drop"]]
+        if limit > len(usable):
+            raise UserError(
+                f"prep.limit is {limit}, but {split} has {len(usable)} usable clips: use "
+                f"{len(usable)} or fewer"
+            )
         Random(seed).shuffle(usable)
         kept += usable[:limit]
     return sorted(kept, key=lambda row: str(row["clip_id"]))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gc25d.errors import UserError
+from gc25d.finite import check_finite
 from gc25d.prep.codec import Codec
 from gc25d.prep.read import RawRun, ReadClip, Row, reason_of
 from gc25d.prep.readers import Reading, readings
@@ -46,6 +47,9 @@ def prepare_run(
 
     Finished clips stay in memory (3 MB each at 81×480×832); frames only from reading to encoding.
     The codec is loaded while the first clips are read, unless the run cannot be read at all.
+
+    Raises:
+        UserError: the codec cannot be loaded, or makes latents that are not finite.
     """
     prepared = PreparedRun()
     try:
@@ -55,6 +59,14 @@ def prepare_run(
         log.warning("run %s is left out: %s", run_id, reason)
         prepared.rows.append({"run": run_id, "drop": True, "reason": reason})
         return prepared
+    log.info("run %s: pictures %s", run_id, run.view.summary)
+    if run.view.scale > 1:
+        log.warning(
+            "run %s: its pictures are stretched (%s), which adds no detail: capture larger ones, "
+            "or lower geometry.height and geometry.width",
+            run_id,
+            run.view.summary,
+        )
     with contextlib.closing(readings(run, run.clips(), workers)) as clips:
         for clip, latents in encoded(clips, load_codec):
             _add(prepared, clip, latents)
@@ -93,11 +105,14 @@ def encoded(
 
 
 def _add(prepared: PreparedRun, clip: ReadClip, latents: Tensor | None) -> None:
-    """Put a clip into the run, or its row alone when it cannot be used."""
+    """Put a clip into the run, or its row alone when it cannot be used.
+
+    Raises:
+        UserError: its latents are not finite, which is no fault of the capture.
+    """
     row = clip.row
-    if latents is not None and not latents.isfinite().all():
-        reason = f"{row['run']}: latents hold NaN or an infinity: check the codec's weights"
-        row = row | {"drop": True, "reason": reason, "digests": {}}
+    if latents is not None:
+        check_finite(latents, f"clip {row['clip_id']}: latents", "check the codec's weights")
     if row["drop"]:
         log.warning("clip %s is dropped: %s", row["clip_id"], row["reason"])
     elif latents is not None and clip.packed_ids is not None:

@@ -196,6 +196,7 @@ def _row(run: RawRun, clip: RawClip) -> Row:
         "run": run.run_id,
         "start": clip.start,
         "shape": [run.table.frames, *run.view.target_hw],
+        "pictures": run.view.summary,
         "drop": False,
         "reason": "",
         "faults": listing_faults(clip, run.table.clips, run.table.frames),

@@ -69,12 +69,12 @@ def digest_tensor(tensor: Tensor) -> str:
 
 
 def read_tensor(path: Path, name: str) -> Tensor:
-    """One tensor of a safetensors file, mapped, not read ahead.
+    """One tensor of a safetensors file, mapped, not read ahead; compare it with its digest.
 
     Raises:
         UserError: the file is missing, cut or damaged, or holds no such tensor.
     """
-    with open_tensors(path) as file:
+    with open_tensors(path, indexed=True) as file:
         try:
             tensor: Tensor = file.get_tensor(name)
         except (OSError, SafetensorError) as error:

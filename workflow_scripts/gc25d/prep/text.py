@@ -1,13 +1,14 @@
 """Prompts → the text table: one embedding per text key, shared by all clips.
 
 `text/table.safetensors` holds `embeddings` bf16 [n, L, dim], zero behind each prompt's tokens,
-`lengths` int64 [n] (real tokens), and the sorted keys as JSON in its metadata. A key's id is its
-place in sorted order. `NULL_PROMPT`, the empty prompt, is always there.
+`lengths` int64 [n] (real tokens), and in its metadata, as JSON, the sorted keys and, if there are
+any, how many tokens each cut prompt had. A key's id is its place in sorted order. `NULL_PROMPT`,
+the empty prompt, is always there.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +19,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from gc25d.errors import UserError
+from gc25d.finite import check_finite
 from gc25d.prep.umt5 import Umt5Encoder
+from gc25d.strict_json import parse_json
 from gc25d.tensors import open_tensors, write_tensors
 
 NULL_PROMPT = "NULL_PROMPT"
@@ -30,6 +33,9 @@ class TextEncoder(Protocol):
 
     def encode_all(self, prompts: Sequence[str]) -> list[Tensor]:
         """For each prompt the float embeddings [n, dim] of its real tokens, n ≤ L, unpadded."""
+
+    def count_tokens(self, prompt: str) -> int:
+        """Tokens of a prompt before it is cut to L."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,10 @@ class ByteEncoder:
     def encode_all(self, prompts: Sequence[str]) -> list[Tensor]:
         """`encode` of each prompt."""
         return [self.encode(prompt) for prompt in prompts]
+
+    def count_tokens(self, prompt: str) -> int:
+        """The prompt's bytes in UTF-8."""
+        return len(prompt.encode())
 
     def encode(self, prompt: str) -> Tensor:
         """Float32 [n, dim], n = the prompt's bytes, cut to `length`; none for the empty prompt."""
@@ -103,6 +113,8 @@ class TextTable:
     """Real tokens of each prompt."""
     keys: tuple[str, ...]
     """Sorted text keys; a key's place is its id."""
+    cut: Mapping[str, int] = field(default_factory=dict)
+    """Keys of the prompts that were cut, with the tokens that they had."""
 
     @property
     def key_to_id(self) -> dict[str, int]:
@@ -119,7 +131,7 @@ def build_table(prompts: Mapping[str, str], encoder: TextEncoder, length: int) -
     """Encode `prompts` (text key → text) and the empty prompt, each distinct text once.
 
     Raises:
-        UserError: the key NULL_PROMPT is given a text.
+        UserError: the key NULL_PROMPT is given a text, or an embedding is not finite.
     """
     if prompts.get(NULL_PROMPT, ""):
         raise UserError(
@@ -135,15 +147,31 @@ def build_table(prompts: Mapping[str, str], encoder: TextEncoder, length: int) -
     lengths = torch.zeros(len(keys), dtype=torch.int64)
     for row, key in enumerate(keys):
         tokens = encoded[texts[key]]
+        check_finite(tokens, f"embedding of text key {key!r}", "check the encoder's weights")
         embeddings[row, : len(tokens)] = tokens.to(torch.bfloat16)
         lengths[row] = len(tokens)
-    return TextTable(embeddings, lengths, keys)
+    counts = {key: encoder.count_tokens(texts[key]) for key in keys}
+    cut = {key: count for key, count in counts.items() if count > length}
+    return TextTable(embeddings, lengths, keys, cut)
+
+
+def cut_faults(table: TextTable) -> dict[str, str]:
+    """Text key → what is wrong with it: its prompt was cut, and may now equal another's."""
+    length = table.embeddings.shape[1]
+    return {
+        f"text key {key!r}": f"its prompt has {count} tokens and is cut to the first {length}: "
+        "raise prep.text.length, or shorten the prompt"
+        for key, count in table.cut.items()
+    }
 
 
 def write_table(path: Path, table: TextTable) -> None:
     """Write the table atomically."""
     tensors = {"embeddings": table.embeddings, "lengths": table.lengths}
-    write_tensors(path, tensors, {"keys": json.dumps(table.keys)})
+    metadata = {"keys": json.dumps(table.keys)}
+    if table.cut:
+        metadata["cut"] = json.dumps(table.cut)
+    write_tensors(path, tensors, metadata)
 
 
 def read_table(path: Path) -> TextTable:
@@ -154,8 +182,10 @@ def read_table(path: Path) -> TextTable:
     """
     try:
         with open_tensors(path) as file:
-            keys = tuple(json.loads(file.metadata()["keys"]))
-            table = TextTable(file.get_tensor("embeddings"), file.get_tensor("lengths"), keys)
+            metadata = file.metadata()
+            keys = tuple(parse_json(metadata["keys"].encode()))
+            cut = parse_json(metadata.get("cut", "{}").encode())
+            table = TextTable(file.get_tensor("embeddings"), file.get_tensor("lengths"), keys, cut)
     except (UserError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: no readable text table ({error}): delete it and rerun") from None
     if not len(table.embeddings) == len(table.lengths) == len(keys):

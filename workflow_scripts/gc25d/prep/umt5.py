@@ -58,6 +58,10 @@ class Umt5Encoder:
             encoded |= dict(zip(batch, states, strict=True))
         return [encoded[number] for number in range(len(prompts))]
 
+    def count_tokens(self, prompt: str) -> int:
+        """Tokens of a prompt, the closing one included, before it is cut to `length`."""
+        return len(self.tokenizer(prompt).input_ids)
+
     def _token_ids(self, prompt: str) -> list[int]:
         cut = self.tokenizer(prompt, max_length=self.length, truncation=True)
         return list(cut.input_ids)

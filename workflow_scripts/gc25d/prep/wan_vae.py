@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gc25d.finite import check_finite
 from gc25d.prep.wan_checkpoint import CHANNELS, load_autoencoder
 from gc25d.prep.wan_layers import use_channels_last, use_fast_layers
 from gc25d.shapes import RgbFrames
@@ -103,10 +104,15 @@ class WanVaeCodec:
 
     @torch.no_grad()
     def decode(self, latents: Float[Tensor, "48 F h w"]) -> RgbFrames:
-        """Latents → frames uint8 RGB [T, H, W, 3]; one latent frame at a time, so never tiled."""
+        """Latents → frames uint8 RGB [T, H, W, 3]; one latent frame at a time, so never tiled.
+
+        Raises:
+            UserError: the frames are not finite.
+        """
         with _repeatable():
             mode = latents.to(self.model.device).float() * self.std + self.mean
             video = self.model.decode(mode[None].to(self.model.dtype)).sample[0]
+            check_finite(video, "decoded frames", "check the latents and the codec's weights")
             pixels = ((video.float() + 1) * 127.5).clamp(0, 255).round().to(torch.uint8)
             return np.asarray(pixels.permute(1, 2, 3, 0).cpu().numpy())
 

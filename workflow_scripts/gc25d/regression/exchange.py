@@ -4,6 +4,7 @@ Such a file says neither how a norm was measured nor with what tolerance: an
 imported reference has no fixture digest, so that the fixture is never found stale.
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +17,7 @@ from gc25d.regression.refs import (
     Origin,
     Reference,
     is_norm,
+    lock_of,
     read_refs,
     update_refs,
 )
@@ -77,7 +79,7 @@ def add_norm(found: Norms, cell: str, key: str, norm: float, path: Path) -> None
     if devices.get(key, norm) != norm:
         raise UserError(
             f"{path}: {cell} has {devices[key]} and {norm} for {key}: keep one of them "
-            "(B200 stands under GB200); nothing was imported"
+            "(B200 stands under GB200); nothing was written"
         )
     devices[key] = norm
 
@@ -117,30 +119,40 @@ def imported(norm: float, rtol: float, source: str, moment: str) -> Reference:
     return Reference(norm, rtol, spread=0.0, repeats=1, fixture="", origin=origin)
 
 
-def import_cells(
-    root: Path, device: str, cells: Mapping[str, Reference], *, replace: bool
-) -> tuple[int, int]:
-    """Add imported cells to `root/<device>.json`; returns how many were added and kept.
+def import_devices(
+    root: Path, devices: Mapping[str, Mapping[str, Reference]], *, replace: bool
+) -> dict[str, tuple[int, int]]:
+    """Add imported cells to the `root/<device>.json` of all devices, or to none.
 
     A cell that is there with the same norm stays as it is, with all that is known of it.
 
-    Raises:
-        UserError: a cell is there with another norm and `replace` is not set, or the file is
-            damaged or locked; the file stays as it was.
-    """
-    path = root / f"{device}.json"
-    kept = 0
+    Args:
+        root: folder of the files.
+        devices: device key → imported cells.
+        replace: whether cells that are there with another norm are replaced.
 
-    def change(present: dict[str, Reference]) -> dict[str, Reference]:
-        nonlocal kept
-        same = {name for name, cell in cells.items() if _same(present.get(name), cell)}
-        kept = len(same)
+    Returns:
+        How many cells of each device were added, and how many were there.
+
+    Raises:
+        UserError: a cell is there with another norm and `replace` is not set, or a file is
+            damaged or locked; every file is as it was.
+    """
+    files = {root / f"{device}.json": device for device in devices}
+    counts: dict[str, tuple[int, int]] = {}
+
+    def change(path: Path, device: str, present: dict[str, Reference]) -> dict[str, Reference]:
+        cells = devices[device]
         if not replace:
             refuse_conflicts(path, present, cells)
-        return {**present, **{name: cell for name, cell in cells.items() if name not in same}}
+        new = {name: cell for name, cell in cells.items() if not _same(present.get(name), cell)}
+        counts[device] = len(new), len(cells) - len(new)
+        return {**present, **new}
 
-    update_refs(path, device, change)
-    return len(cells) - kept, kept
+    for path, device in files.items():  # what is refused anyway leaves no lock file either
+        change(path, device, read_refs(path, device))
+    update_refs({path: (dev, functools.partial(change, path, dev)) for path, dev in files.items()})
+    return counts
 
 
 def _same(present: Reference | None, cell: Reference) -> bool:
@@ -167,14 +179,14 @@ def recorded_norms(files: Sequence[Path]) -> Norms:
     """The norms of our reference files `<DEVICE>.json`.
 
     Raises:
-        UserError: a file is missing or damaged.
+        UserError: a file is missing or damaged, or two of one device disagree.
     """
     found: Norms = {}
     for path in files:
         if not path.exists():
             raise UserError(f"{path}: not found: record it first")
         for name, cell in read_refs(path, path.stem).items():
-            found.setdefault(name, {})[path.stem] = cell.norm
+            add_norm(found, name, path.stem, cell.norm, path)
     return found
 
 
@@ -191,7 +203,7 @@ def export_norms(norms: Norms, out: Path, names: Mapping[str, str]) -> None:
             was.
     """
     tests = their_tests(norms, names)
-    with locked(out.parent / f".{out.name}.lock", wait_s=LOCK_WAIT_S, held=f"{out} is in use"):
+    with locked(lock_of(out), wait_s=LOCK_WAIT_S, held=f"{out} is in use"):
         merged: dict[str, dict[str, Any]] = read_json(out) if out.exists() else {}
         if not isinstance(merged, dict) or not all(isinstance(d, dict) for d in merged.values()):
             raise UserError(f"{out}: expected {{test: {{device: norm}}}}: restore or delete it")

@@ -28,6 +28,8 @@ from gc25d.regression.refs import (
 from gc25d.regression.weights import parameter_shapes
 
 UPDATE_VARIABLE = "GC25D_GRADNORM_UPDATE"
+DEFAULT_RTOL = 0.10
+"""Of a test that gives none, where none is recorded."""
 
 
 def grad_norm(parameters: list[nn.Parameter]) -> float:
@@ -105,7 +107,7 @@ def origin_of(device: torch.device) -> Origin:
 def check_grad_norm_regression(
     name: str,
     transformer: nn.Module,
-    rtol: float = 0.10,
+    rtol: float | None = None,
     *,
     refs_root: Path = Path("refs"),
     strict: bool = False,
@@ -115,10 +117,18 @@ def check_grad_norm_regression(
     Call it after a backward pass. With GC25D_GRADNORM_UPDATE=1 in the environment the norm is
     recorded instead, in `refs_root/<DEVICE>.json` of the device that the model is on.
 
+    Args:
+        name: of the cell.
+        transformer: a model with `blocks`.
+        rtol: the tolerance; None takes the recorded one, 0.10 where there is none.
+        refs_root: folder of the references.
+        strict: whether nothing comparable is a failure.
+
     Raises:
         UserError: the norm is NaN, infinite or zero, in both modes.
         AssertionError: it is out of tolerance, or `strict` and nothing comparable is recorded.
-        unittest.SkipTest: nothing comparable is recorded (pytest shows it as a skip).
+        unittest.SkipTest: nothing comparable is recorded, or the norm was recorded just now: in
+            both cases nothing was compared (pytest shows a skip and the norm).
     """
     parameters = block_zero(transformer)
     device = parameters[0].device if parameters else torch.device("cpu")
@@ -127,9 +137,12 @@ def check_grad_norm_regression(
     digest = digest_json({"name": name, "parameters": parameter_shapes(transformer)})
     measured = Measurement(name, (grad_norm(parameters),), digest)
     if os.environ.get(UPDATE_VARIABLE) == "1":
-        record(path, key, {name: reference_of(measured, rtol, origin_of(device))})
-        return
-    verdict = compare(measured, read_refs(path, key), rtol)
+        kept = DEFAULT_RTOL if rtol is None else rtol
+        record(path, key, {name: reference_of(measured, kept, origin_of(device))})
+        raise unittest.SkipTest(
+            f"{name} on {key}: gradient norm {measured.norm:.6g} recorded in {path}, not compared"
+        )
+    verdict = compare(measured, read_refs(path, key), DEFAULT_RTOL, rtol=rtol)
     found = f"{name} on {key}: gradient norm {verdict.norm:.6g}"
     if verdict.failed(strict):
         raise AssertionError(

@@ -4,21 +4,25 @@
 that two of them keep each other's cells and a killed one leaves the file as it was.
 """
 
+import contextlib
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from gc25d.errors import UserError
-from gc25d.records import locked, read_json, write_json
+from gc25d.records import locked, read_json, real_path, write_jsons
 
 FORMAT = 1
 LOCK_WAIT_S = 60.0
 
 Outcome = Literal["ok", "out", "missing", "stale"]
+Change: TypeAlias = "Callable[[dict[str, Reference]], Mapping[str, Reference]]"
+"""The cells of a device that are recorded → those that shall be."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Reference:
-    """A recorded cell; `rtol` belongs to it.
+    """A recorded cell.
 
-    `fixture` is the digest of what was measured, "" where an imported norm does not say.
+    `rtol` is the tolerance in force when it was recorded, or given with an import. `fixture` is the
+    digest of what was measured, "" where an imported norm does not say.
     """
 
     norm: float
@@ -113,15 +118,26 @@ def check_measurement(measured: Measurement, rtol: float) -> None:
 
 
 def compare(
-    measured: Measurement, references: Mapping[str, Reference], default_rtol: float
+    measured: Measurement,
+    references: Mapping[str, Reference],
+    default_rtol: float,
+    *,
+    rtol: float | None = None,
 ) -> Verdict:
     """Compare a measurement with its cell's reference.
+
+    Args:
+        measured: the cell's norms.
+        references: by cell.
+        default_rtol: the tolerance where neither the caller nor a reference has one.
+        rtol: the caller's tolerance; None takes the recorded one.
 
     Raises:
         UserError: see `check_measurement`.
     """
     reference = references.get(measured.cell)
-    rtol = reference.rtol if reference else default_rtol
+    if rtol is None:
+        rtol = reference.rtol if reference else default_rtol
     check_measurement(measured, rtol)
     if reference is None or reference.fixture not in ("", measured.fixture):
         outcome: Outcome = "missing" if reference is None else "stale"
@@ -169,23 +185,36 @@ def record(path: Path, device: str, cells: Mapping[str, Reference]) -> None:
     Raises:
         UserError: another process holds the file's lock, or the file is damaged.
     """
-    update_refs(path, device, lambda present: {**present, **cells})
+    update_refs({path: (device, lambda present: {**present, **cells})})
 
 
-def update_refs(
-    path: Path, device: str, change: Callable[[dict[str, Reference]], Mapping[str, Reference]]
-) -> None:
-    """Replace the cells of `path` by `change` of those there, under the file's lock.
+def update_refs(changes: Mapping[Path, tuple[str, Change]]) -> None:
+    """Replace the cells of one or several files, of all or of none, under their locks.
+
+    Args:
+        changes: file → its device and the change of its cells.
 
     Raises:
-        UserError: another process holds the lock, or the file is damaged; or what `change` raises,
-            which leaves the file as it was.
+        UserError: another process holds a lock, or a file is damaged; or what a change raises.
+            Every file is as it was.
     """
-    lock = path.parent / f".{path.name}.lock"
-    with locked(lock, wait_s=LOCK_WAIT_S, held=f"{path} is being written"):
-        changed = change(read_refs(path, device))
-        content = {name: dataclasses.asdict(changed[name]) for name in sorted(changed)}
-        write_json(path, {"format": FORMAT, "device": device, "cells": content})
+    with contextlib.ExitStack() as locks:
+        for path in sorted(changes):
+            held = f"{path} is being written"
+            locks.enter_context(locked(lock_of(path), wait_s=LOCK_WAIT_S, held=held))
+        write_jsons({path: _changed(path, *change) for path, change in changes.items()})
+
+
+def lock_of(path: Path) -> Path:
+    """The lock of a file: one, by whatever links it is reached."""
+    target = real_path(path)
+    return target.parent / f".{target.name}.lock"
+
+
+def _changed(path: Path, device: str, change: Change) -> dict[str, Any]:
+    changed = change(read_refs(path, device))
+    cells = {name: dataclasses.asdict(changed[name]) for name in sorted(changed)}
+    return {"format": FORMAT, "device": device, "cells": cells}
 
 
 def reference_of(measured: Measurement, rtol: float, origin: Origin) -> Reference:
@@ -225,7 +254,7 @@ def is_rtol(value: object) -> bool:
 
 
 def is_norm(value: object) -> bool:
-    """Whether a JSON value is a positive, finite number (1e999 reads as infinity)."""
+    """Whether a JSON value is a positive number that a double holds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and value > 0
+    return 0 < value <= sys.float_info.max

@@ -6,7 +6,8 @@ Inputs:   --settings  the step's settings (splits, buried clips, limit, strict, 
           --table     the text table
           --root      the data folder
 Outputs:  --clips     index/clips.jsonl, one row a clip, sorted by clip id
-          --ready     READY: counts, geometry, steps per epoch, fingerprint; written last
+          --ready     READY: counts, each run's cropping and scaling, geometry, steps per epoch,
+                      fingerprint; written last
 
 Validation runs or buried clips that do not exist are errors, and so is a split without clips.
 Faults of clips and runs (docs/dataset.md) are reported, and are errors when `strict` is set.
@@ -36,14 +37,18 @@ from gc25d.prep.index import (
     equal_clips,
     failed_runs,
     fingerprint,
+    picture_views,
 )
 from gc25d.prep.store import tensor_names
-from gc25d.prep.text import read_table
+from gc25d.prep.text import cut_faults, read_table
 from gc25d.records import digest_file, read_jsonl, write_json, write_jsonl
 from gc25d.step_settings import IndexStep, load_step
 from gc25d.steps import cli
 
 log = logging.getLogger("gc25d")
+
+_NAMED = 5
+"""Faults that the warning names; the log has all of them."""
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -59,7 +64,10 @@ def main(arguments: argparse.Namespace) -> None:
     index = build_rows(rows, choice, (size.frames, size.height, size.width), prepared)
     check_split(index)
     check_files(arguments.root, index)
-    check_keys(index, read_table(arguments.table).keys)
+    table = read_table(arguments.table)
+    check_keys(index, table.keys)
+    cut = cut_faults(table)
+    report_faults(cut, settings.strict)
     twins = {val: f"has the latents of {train} (train)" for train, val in equal_clips(index)}
     report_faults(twins, settings.strict)
     counts = count_clips(index)
@@ -71,7 +79,8 @@ def main(arguments: argparse.Namespace) -> None:
         {
             "counts": counts,
             "failed_runs": failed_runs(rows),
-            "faults": len(faults) + len(twins),
+            "pictures": picture_views(rows),
+            "faults": len(faults) + len(cut) + len(twins),
             "geometry": geometry,
             "steps_per_epoch": schedule.steps_per_epoch,
             "fingerprint": fingerprint(index, geometry, digest_file(arguments.table)),
@@ -101,11 +110,9 @@ def report_faults(faults: Mapping[str, str], strict: bool) -> None:
     if strict:
         refuse_faults(faults)
     if faults:
-        log.warning("faults of %d clips or runs, the first: %s: %s", len(faults), *_first(faults))
-
-
-def _first(faults: Mapping[str, str]) -> tuple[str, str]:
-    return next(iter(faults.items()))
+        listed = "; ".join(f"{name}: {reason}" for name, reason in list(faults.items())[:_NAMED])
+        more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
+        log.warning("faults (%d): %s%s", len(faults), listed, more)
 
 
 def check_files(root: Path, index: Sequence[Row]) -> None:

@@ -23,8 +23,9 @@ from gc25d.methods.ode_cache import OdeCache
 from gc25d.methods.ode_paths import build_paths, ode_cache, ode_plan
 from gc25d.methods.teacher import build_teacher, teacher_guidance
 from gc25d.step_settings import TrainStep, load_step
-from gc25d.steps import cli
+from gc25d.steps import cli, train_arguments
 from gc25d.train.launch import Layout, Place, own_place, run_processes
+from gc25d.workflow.data_lock import reading
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,12 @@ def main(arguments: argparse.Namespace) -> None:
         if status:
             sys.exit(status)
         return
+    with reading(arguments.reads):
+        make_missing(arguments, place or Place())
+
+
+def make_missing(arguments: argparse.Namespace, place: Place) -> None:
+    """Make this process's missing paths; the last process to end seals the cache."""
     settings = load_step(arguments.settings, TrainStep)
     if settings.train.method != "kd":
         raise UserError(
@@ -47,7 +54,6 @@ def main(arguments: argparse.Namespace) -> None:
     clips = ClipDataset(arguments.data, "train")
     cache = ode_cache(settings, clips)
     cache.claim()
-    place = place or Place()
     share = (place.rank, place.world_size)
     if cache.missing(range(share[0], len(clips), share[1])):
         build(settings, cache, clips, share, arguments.batch, _device(arguments.gpus, place))
@@ -98,6 +104,7 @@ if __name__ == "__main__":
     parser = cli.parser(__doc__)
     for name in ("settings", "data"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    train_arguments.add_reads(parser)
     for name in ("batch", "gpus"):
         parser.add_argument(f"--{name}", type=int, required=True)
     given = parser.parse_args()

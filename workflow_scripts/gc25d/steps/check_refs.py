@@ -18,10 +18,10 @@ from pathlib import Path
 
 from gc25d.errors import UserError
 from gc25d.records import write_json
-from gc25d.regression.cells import measured_cells
+from gc25d.regression.cells import Cell, measured_cells
 from gc25d.regression.devices import torch_device_for
 from gc25d.regression.gradnorm import measure
-from gc25d.regression.refs import Verdict, compare, read_refs
+from gc25d.regression.refs import Reference, Verdict, compare, read_refs
 from gc25d.regression.report import report_json, verdict_table
 from gc25d.settings import Regression
 from gc25d.step_settings import RegressionStep, load_step
@@ -56,12 +56,23 @@ def check_cells(
     references = read_refs(refs, device_key)
     verdicts, refused = [], []
     for cell in measured_cells(regression.init_from):
-        rtol = regression.rtol if cell.rtol is None else cell.rtol
+        rtol = tolerance(cell, references.get(cell.name), regression.rtol)
         try:
-            verdicts.append(compare(measure(cell, device, regression.repeats), references, rtol))
+            measured = measure(cell, device, regression.repeats)
+            verdicts.append(compare(measured, references, rtol, rtol=rtol))
         except UserError as error:
             refused.append(str(error))
     return verdicts, refused
+
+
+def tolerance(cell: Cell, reference: Reference | None, setting: float) -> float:
+    """The cell's own tolerance: given with an import, or in the table of cells; else the setting's.
+
+    What is recorded with a norm measured here is but the setting of that day.
+    """
+    if reference is not None and reference.origin.source:
+        return reference.rtol
+    return setting if cell.rtol is None else cell.rtol
 
 
 def _failure(verdict: Verdict) -> str:

@@ -1,6 +1,11 @@
-"""What every step shares: logging to the terminal and a file, and errors as one line."""
+"""What every step shares: logging to the terminal and a file, and errors as one line.
+
+Whatever ends a step is one line on the terminal. What nobody foresaw leaves its traceback in the
+log, or on the terminal where a step writes no log.
+"""
 
 import argparse
+import copy
 import logging
 import sys
 from collections.abc import Callable
@@ -8,9 +13,12 @@ from pathlib import Path
 
 from gc25d import steps
 from gc25d.errors import UserError
+from gc25d.full_disk import full_disk, is_disk_full
 from gc25d.train.signals import EXIT_STATUS, Preempted
 
 logger = logging.getLogger("gc25d")
+
+NOT_LOST = "Nothing is lost: results are renamed into place only when they are whole."
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
@@ -19,7 +27,9 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     made.add_argument(
-        "--log", type=Path, help="write the log and errors here; only warnings go to the terminal"
+        "--log",
+        type=Path,
+        help="write the log and tracebacks here; only warnings and errors go to the terminal",
     )
     return made
 
@@ -31,7 +41,7 @@ def run(
     rank: int | None = None,
     append: bool = False,
 ) -> None:
-    """Run a step; a `UserError` ends it with one line, any other with its traceback; status 1.
+    """Run a step; what ends it is one line on the terminal, and status 1.
 
     A trainer that stopped on request ends with a status of its own.
 
@@ -41,10 +51,10 @@ def run(
         rank: number of this process where several write to one log, which its starter has begun.
         append: whether the log was begun by another process.
     """
-    configure_logging(arguments.log, rank, append=append or rank is not None)
-    if steps.IGNORED:
-        logger.info("of the environment, ignored: %s", ", ".join(steps.IGNORED))
     try:
+        configure_logging(arguments.log, rank, append=append or rank is not None)
+        if steps.IGNORED:
+            logger.info("of the environment, ignored: %s", ", ".join(steps.IGNORED))
         main(arguments)
     except Preempted as stop:
         logger.info("%s", stop)
@@ -52,36 +62,77 @@ def run(
     except UserError as error:
         logger.error("%s", error)
         sys.exit(1)
-    except OSError as error:
-        logger.error(
-            "%s: %s: see that it exists, is yours, and the disk is not full", *_place(error)
-        )
-        sys.exit(1)
-    except Exception:
-        logger.exception("this is a fault of the program, not of its input")
+    except Exception as error:
+        traceback = arguments.log is not None or not isinstance(error, OSError)
+        logger.error("%s", explained(error, arguments), exc_info=traceback)
         sys.exit(1)
 
 
-def _place(error: OSError) -> tuple[str, str]:
-    """Which file, and what the system says."""
-    return str(error.filename or "a file"), error.strerror or str(error)
+def explained(error: Exception, arguments: argparse.Namespace) -> str:
+    """One line for an error that nobody foresaw."""
+    if is_disk_full(error):
+        return str(full_disk(error, folders_of(arguments), NOT_LOST))
+    traceback = f": its traceback is in {arguments.log}" if arguments.log else ""
+    if isinstance(error, OSError):
+        place, said = error.filename or "a file", error.strerror or str(error)
+        return f"{place}: {said}: see that it exists and is yours{traceback}"
+    said = " ".join(str(error).split())
+    said = said if len(said) <= _LONGEST else f"{said[:_LONGEST]} …"
+    what = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return f"this is a fault of the program, not of its input: {what}{traceback}"
+
+
+_LONGEST = 300
+"""Characters of an error's own words on the terminal; all of them are in the log."""
+
+
+def folders_of(arguments: argparse.Namespace) -> list[Path]:
+    """Where a step may write: here, and beside everything that it was given."""
+    given = (v for value in vars(arguments).values() for v in _listed(value))
+    return [Path(), *dict.fromkeys(path.parent for path in given if isinstance(path, Path))]
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
+class OneLine(logging.Formatter):
+    """Leaves tracebacks to the log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The message alone."""
+        alone = copy.copy(record)
+        alone.exc_info = alone.exc_text = alone.stack_info = None
+        return super().format(alone)
+
+
+class LogFile(logging.FileHandler):
+    """A log whose own errors are one line on the terminal, once: the step goes on without it."""
+
+    failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Tell what went wrong with writing a line."""
+        if not self.failed:
+            self.failed = True
+            why = sys.exc_info()[1]
+            print(f"WARNING: this log misses lines: {self.baseFilename}: {why}", file=sys.stderr)
 
 
 def configure_logging(log: Path | None, rank: int | None = None, *, append: bool = False) -> None:
-    """Log to the terminal, or to `log` with the warnings on the terminal too.
+    """Log to the terminal, or to `log` with warnings and errors on the terminal too.
 
-    Errors go to one place: Snakemake shows the log of a job that failed. Of several processes all
-    but the first say only what is wrong, and who they are.
+    Of several processes all but the first say only what is wrong, and who they are.
     """
     who = f"process {rank}: " if rank else ""
+    words = f"%(levelname)s: {who}%(message)s"
     terminal = logging.StreamHandler(sys.stderr)
-    terminal.setFormatter(logging.Formatter(f"%(levelname)s: {who}%(message)s"))
-    handlers: list[logging.Handler] = [terminal]
-    if log:
-        terminal.addFilter(lambda record: record.levelno == logging.WARNING)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(log, mode="a" if append else "w", encoding="utf-8")
-        file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {who}%(message)s"))
-        handlers.append(file)
+    terminal.setFormatter(OneLine(words) if log else logging.Formatter(words))
     level = logging.WARNING if rank else logging.INFO
-    logging.basicConfig(level=level, handlers=handlers, force=True)
+    logging.basicConfig(level=level, handlers=[terminal], force=True)
+    if log:
+        terminal.setLevel(logging.WARNING)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = LogFile(log, mode="a" if append else "w", encoding="utf-8")
+        file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {who}%(message)s"))
+        logging.getLogger().addHandler(file)

@@ -4,7 +4,8 @@ Inputs:   --settings  the step's settings (encoder, length, dim)
           --rows      every run's index rows
 Output:   --out       embeddings bf16 [n, L, dim], lengths int64 [n], sorted keys in the metadata
 
-The empty prompt is always there, as NULL_PROMPT. A text key with two texts is an error.
+The empty prompt is always there, as NULL_PROMPT. A text key with two texts is an error. Prompts
+longer than `length` are cut; the log and the table's metadata name them, and build_index warns.
 The encoder umt5 works on a GPU of the node that no other job has claimed, where there is one.
 
 Example:
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from gc25d.devices_claim import claimed_device
 from gc25d.prep.index import collect_prompts
-from gc25d.prep.text import build_table, encoder_for, write_table
+from gc25d.prep.text import build_table, cut_faults, encoder_for, write_table
 from gc25d.records import read_jsonl
 from gc25d.step_settings import TextStep, load_step
 from gc25d.steps import cli
@@ -36,6 +37,8 @@ def main(arguments: argparse.Namespace) -> None:
         encoder = encoder_for(text.encoder, text.length, text.dim, text.dir, device)
         table = build_table(prompts, encoder, text.length)
     write_table(arguments.out, table)
+    for name, reason in cut_faults(table).items():
+        log.info("%s: %s", name, reason)
     log.info("%d prompts of at most %d tokens", len(table.keys), int(table.lengths.max()))
 
 

@@ -49,8 +49,9 @@ from gc25d.prep.codec import codec_for
 from gc25d.records import digest_file, read_json, write_json
 from gc25d.settings import Geometry
 from gc25d.step_settings import EvalStep, load_step
-from gc25d.steps import cli
+from gc25d.steps import cli, train_arguments
 from gc25d.tensors import read_metadata
+from gc25d.workflow.data_lock import reading
 
 log = logging.getLogger("gc25d")
 
@@ -63,13 +64,14 @@ def main(arguments: argparse.Namespace) -> None:
     """
     settings = load_step(arguments.settings, EvalStep)
     torch.set_num_threads(settings.cpu_threads)
-    dataset = _dataset(arguments.data, settings.geometry)
     chosen = settings.evaluation
-    clip_ids = choose_clips(dataset, chosen.clips, chosen.n)
-    with claimed_device() as device:
-        log.info("%s: %d clips on %s", arguments.weights, len(clip_ids), device)
-        evaluator = _evaluator(arguments, settings, dataset, torch.device(device))
-        _evaluate(arguments, settings, evaluator, clip_ids)
+    with reading(arguments.reads):
+        dataset = _dataset(arguments.data, settings.geometry)
+        clip_ids = choose_clips(dataset, chosen.clips, chosen.n)
+        with claimed_device() as device:
+            log.info("%s: %d clips on %s", arguments.weights, len(clip_ids), device)
+            evaluator = _evaluator(arguments, settings, dataset, torch.device(device))
+            _evaluate(arguments, settings, evaluator, clip_ids)
 
 
 def _evaluate(
@@ -160,6 +162,7 @@ def _arguments() -> argparse.Namespace:
     for name in ("settings", "weights", "data", "raw-root", "out", "clips", "sheet"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--scores", type=Path)
+    train_arguments.add_reads(parser)
     return parser.parse_args()
 
 

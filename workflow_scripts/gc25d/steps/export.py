@@ -14,30 +14,21 @@ from pathlib import Path
 
 import torch
 
-from gc25d.export.write import export_metadata, training_weights
+from gc25d.export.write import check_finite, training_weights
 from gc25d.model.start import model_config, starting_model
-from gc25d.records import read_json
 from gc25d.step_settings import TrainStep, load_step
-from gc25d.steps import cli
+from gc25d.steps import cli, export_arguments
 from gc25d.tensors import digest_tensors, write_tensors
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Gather the tensors and write them."""
     settings = load_step(arguments.settings, TrainStep)
-    done = read_json(arguments.done) if arguments.done else {"step": 0, "resumed_step": 0}
-    trained = done["step"] > 0
-    tensors = training_weights(arguments.weights) if trained else starting_weights(settings)
-    metadata = export_metadata(
-        settings,
-        step=done["step"],
-        resumed_step=done["resumed_step"],
-        dataset=arguments.dataset,
-        data_root=arguments.data_root,
-        data_fingerprint=read_json(arguments.binding)["data_fingerprint"],
-        tensors_sha256=digest_tensors(tensors),
-        average=arguments.average,
-    )
+    weights: Path | None = arguments.weights
+    tensors = training_weights(weights) if weights else starting_weights(settings)
+    check_finite(str(weights or "the starting weights"), tensors)
+    digest = digest_tensors(tensors)
+    metadata = export_arguments.expected_metadata(arguments, settings, digest)
     write_tensors(arguments.out, tensors, metadata)
 
 
@@ -51,14 +42,7 @@ def starting_weights(settings: TrainStep) -> dict[str, torch.Tensor]:
 
 
 if __name__ == "__main__":
-    parser = cli.parser(__doc__)
-    for name in ("settings", "binding", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser = export_arguments.parser(__doc__)
     for name in ("weights", "done"):
         parser.add_argument(f"--{name}", type=Path, help="of the step; without: the start")
-    parser.add_argument(
-        "--average", action="store_true", help="the weights are their moving average"
-    )
-    for name in ("dataset", "data-root"):
-        parser.add_argument(f"--{name}", required=True)
     cli.run(main, parser.parse_args())

@@ -17,19 +17,18 @@ from pathlib import Path
 from gc25d.errors import UserError
 from gc25d.regression.exchange import (
     by_device,
-    import_cells,
+    import_devices,
     merge_norms,
     read_names,
-    refuse_conflicts,
 )
-from gc25d.regression.refs import is_rtol, read_refs, utc_now
+from gc25d.regression.refs import is_rtol, utc_now
 from gc25d.steps import cli
 
 logger = logging.getLogger(__name__)
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Read and check everything, then write device by device.
+    """Read and check everything, then write all devices' files or none.
 
     Raises:
         UserError: see the module's first lines.
@@ -39,13 +38,8 @@ def main(arguments: argparse.Namespace) -> None:
     norms = merge_norms(arguments.files, read_names(arguments.names))
     source = ", ".join(path.name for path in arguments.files)
     references = by_device(norms, arguments.rtol, source, utc_now())
-    for device, cells in references.items():
-        path = arguments.refs / f"{device}.json"
-        present = read_refs(path, device)
-        if not arguments.replace:
-            refuse_conflicts(path, present, cells)
-    for device, cells in references.items():
-        added, kept = import_cells(arguments.refs, device, cells, replace=arguments.replace)
+    counts = import_devices(arguments.refs, references, replace=arguments.replace)
+    for device, (added, kept) in counts.items():
         logger.info("%s: %d cells imported, %d were there", device, added, kept)
 
 

@@ -30,7 +30,7 @@ def main(arguments: argparse.Namespace) -> None:
     """
     dataset = ClipDataset(arguments.data, "train")
     clips = []
-    for index in dataset.round_robin(arguments.clips):
+    for index in dataset.round_robin(min(arguments.clips, len(dataset)), "--clips"):
         clip_id = dataset.rows[index].clip_id
         frames, _ = recorded_frames(arguments.raw_root, clip_id, dataset.shape)
         clips.append(LabelledClip(clip_id, frames, dataset.clip(clip_id).sem_ids.numpy()))

@@ -2,7 +2,8 @@
 
 Inputs: train/settings.json, train/binding.json, data/<dataset>. Outputs: the bf16 weights, the
 prediction they give on a fixed input, and done.json; beside them, as the run's own records,
-train_log.csv, val_log.csv, tensorboard/, history.jsonl and states/.
+train_log.csv, val_log.csv, tensorboard/, history.jsonl and states/. Nobody builds the data sets of
+--reads anew meanwhile.
 
 The plain engine trains in this process. For the deepspeed engine this process holds the run's lock
 and starts gc25d.steps.train_rank once for each GPU, on several nodes through `srun`. The status is
@@ -10,7 +11,7 @@ and starts gc25d.steps.train_rank once for each GPU, on several nodes through `s
 failed.
 
     python -m gc25d.steps.train --settings train/settings.json --binding train/binding.json \
-        --data data/gc25d_v10 --until 200 --resumed-step 0 --micro-batch 8 --save-every 50 \
+        --data data/gc25d_v10 --until 200 --micro-batch 8 --save-every 50 \
         --validate-every 100 --log-every 10 --workers 0 --engine plain --nodes 1 --processes 1 \
         --gpus-per-node 0 --weights train/step-200/weights.safetensors \
         --probe train/step-200/probe.safetensors --done train/step-200/done.json
@@ -26,6 +27,7 @@ from gc25d.records import digest_json, locked, read_json
 from gc25d.steps import cli, train_arguments
 from gc25d.train import launch
 from gc25d.train.signals import EXIT_STATUS
+from gc25d.workflow.data_lock import reading
 
 logger = logging.getLogger("gc25d")
 
@@ -43,7 +45,8 @@ def main(arguments: argparse.Namespace) -> None:
             f"{arguments.settings} is not what {arguments.binding} was made from: "
             "delete the latter, the next run of snakemake makes it anew"
         )
-    with locked(run / "lock", wait_s=LOCK_WAIT_S, held="another trainer works on this run"):
+    held = locked(run / "lock", wait_s=LOCK_WAIT_S, held="another trainer works on this run")
+    with held, reading(arguments.reads):
         found = read_json(arguments.data / "READY")["fingerprint"]
         if found != bound:
             raise UserError(

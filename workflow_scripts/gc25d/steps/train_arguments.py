@@ -8,7 +8,7 @@ from gc25d.train.launch import Layout
 
 PATHS = ("settings", "binding", "data", "weights", "probe", "done")
 NUMBERS = ("until", "micro-batch", "save-every", "validate-every", "log-every", "workers")
-PLACES = ("resumed-step", "nodes", "gpus-per-node", "processes")
+PLACES = ("nodes", "gpus-per-node", "processes")
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
@@ -16,6 +16,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made = cli.parser(doc)
     for name in PATHS:
         made.add_argument(f"--{name}", type=Path, required=True)
+    add_reads(made)
     for name in (*NUMBERS, *PLACES):
         made.add_argument(f"--{name}", type=int, required=True)
     made.add_argument("--engine", choices=("plain", "deepspeed"), required=True)
@@ -24,6 +25,11 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     made.add_argument("--recompute", choices=("none", "half", "all", "auto"), default="auto")
     return made
+
+
+def add_reads(parser: argparse.ArgumentParser) -> None:
+    """The folders that a step reads and that nobody may rebuild meanwhile."""
+    parser.add_argument("--reads", type=Path, nargs="*", default=[], help="data sets to hold")
 
 
 def layout(arguments: argparse.Namespace) -> Layout:

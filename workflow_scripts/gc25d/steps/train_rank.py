@@ -40,7 +40,7 @@ def train(arguments: argparse.Namespace) -> None:
         load_step(arguments.settings, TrainStep),
         arguments.data,
         arguments.settings.parent,
-        Task(arguments.until, arguments.resumed_step, binding),
+        Task(arguments.until, binding),
         Pace(
             arguments.micro_batch,
             arguments.save_every,

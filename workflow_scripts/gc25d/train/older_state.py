@@ -1,12 +1,16 @@
-"""States of the format before this one: weights, and a JSON with {step, arm, vocab} alone.
+"""States of the format before this one: weights, and a JSON with {step, arm, vocab}.
 
-They say nothing of the data. They need not: which samples follow step n is arithmetic on n (epoch
-n // steps-per-epoch, the rest of n steps into it). Their moments are not taken over: AdamW starts
-with zero moments and its own step count at 0, as for a new run, while rates and data go on at n.
+The older of them say nothing of the data. They need not: which samples follow step n is arithmetic
+on n (epoch n // steps-per-epoch, the rest of n steps into it). The newer of them do, in terms of
+another system's order of samples: it is told and not used. Their moments are not taken over: AdamW
+starts with zero moments and its own step count at 0, as for a new run, while rates and data go on
+at n.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gc25d.errors import UserError
 from gc25d.methods.finetune import FinetuneMethod
@@ -22,6 +26,8 @@ ARM = "gc25d"
 STUDENT_ALONE = ("finetune", "dfsft")
 """Methods that train one model; its state is the same for all of them."""
 KEYS = {"step": int, "arm": str, "vocab": str}
+POSITION = ("epoch", "epoch_micro", "n_train")
+"""What the newer of them say of their place in the data, among other keys."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,8 @@ class OlderState:
     step: int
     arm: str
     vocab: str
+    unused: Mapping[str, Any]
+    """Of the newer form: what it says beyond that, its place in the data above all."""
 
 
 def read_older_state(path: Path, vocab: str) -> OlderState:
@@ -47,7 +55,9 @@ def read_older_state(path: Path, vocab: str) -> OlderState:
     for key, kind in KEYS.items():
         if not isinstance(content, dict) or type(content.get(key)) is not kind:
             raise UserError(f"{path}: expected step (an integer), arm and vocab: {key} is missing")
-    state = OlderState(content["step"], content["arm"], content["vocab"])
+    beyond = {key: value for key, value in content.items() if key not in KEYS}
+    newer = any(key in beyond for key in POSITION)
+    state = OlderState(content["step"], content["arm"], content["vocab"], beyond if newer else {})
     for key, found, expected in (("arm", state.arm, ARM), ("vocab", state.vocab, vocab)):
         if found != expected:
             raise UserError(f"{path}: {key} is {found!r}, this run's is {expected!r}")
@@ -81,5 +91,5 @@ def place_state(settings: TrainStep, weights: Path, step: int, root: Path, bindi
     live = engine.fragments(FinetuneMethod(model, seed=train.seed))
     fragments, _ = with_average(live, train.ema)
     writer = StateWriter(root)
-    writer.save(step, fragments, binding=binding, checkpoint=True)
+    writer.save(step, fragments, binding=binding, checkpoint=True, segment_start=step)
     writer.wait()

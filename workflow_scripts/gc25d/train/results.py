@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gc25d.dataset.order import Schedule
 from gc25d.model.start import model_config, model_from_tensors
-from gc25d.records import read_csv
+from gc25d.plan import PLACED, weights_file
+from gc25d.records import read_csv, read_json
 from gc25d.step_settings import TrainStep
 from gc25d.tensors import write_tensors
 from gc25d.train.logs import TRAIN_LOG
@@ -33,10 +34,27 @@ def write_probe(
     write_tensors(path, {"prediction": prediction}, {})
 
 
+def checkpoint_name(run: Path, step: int) -> str:
+    """What results call the state at which a segment began, relative to the run's directory.
+
+    A checkpoint of the chain is its folder; a state of an older format that was placed in `run` is
+    the record of that; "" is the start.
+    """
+    placed = run / PLACED.name
+    if step and placed.exists() and read_json(placed)["step"] == step:
+        return str(PLACED)
+    return str(weights_file(step).parent) if step else ""
+
+
 def summary(
-    order: Schedule, folders: Sequence[Path], *, until: int, resumed_step: int
+    order: Schedule,
+    folders: Sequence[Path],
+    *,
+    until: int,
+    resumed_from: str,
+    resumed_step: int,
 ) -> dict[str, Any]:
-    """What done.json says: the checkpoint before, the data position, means over the segment.
+    """What done.json says: where the segment began, the data position, means over the segment.
 
     The means come from the logs' rows, so that they do not depend on crashes; a step trained aside
     shares its first rows with the chain's.
@@ -47,6 +65,7 @@ def summary(
     rows = [logged[step] for step in steps if step in logged]
     return {
         "step": until,
+        "resumed_from": resumed_from,
         "resumed_step": resumed_step,
         "epoch": epoch,
         "step_in_epoch": within,

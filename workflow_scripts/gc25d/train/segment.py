@@ -11,6 +11,7 @@ from gc25d.methods.base import TrainingMethod
 from gc25d.methods.roles import STUDENT
 from gc25d.records import write_json
 from gc25d.step_settings import TrainStep
+from gc25d.train.chain import STATES, segment_folder
 from gc25d.train.ema import with_average
 from gc25d.train.engine import Engine, SharedError
 from gc25d.train.feed import MicroBatches, Span, read_ahead
@@ -18,16 +19,9 @@ from gc25d.train.history import ended_badly, record_event
 from gc25d.train.logs import Log, NoLog, RunLog
 from gc25d.train.loop import Cadence, Segment
 from gc25d.train.pace import Pace
-from gc25d.train.results import summary, write_probe, write_weights
+from gc25d.train.results import checkpoint_name, summary, write_probe, write_weights
 from gc25d.train.segment_data import fixed_validation, schedule, training_clips
-from gc25d.train.segment_states import (
-    STATES,
-    States,
-    averaged_weights,
-    from_first,
-    resume,
-    segment_folder,
-)
+from gc25d.train.segment_states import States, averaged_weights, from_first, resume
 from gc25d.train.setup import build_engine, starting_method
 from gc25d.train.signals import Preempted, Preemption
 
@@ -59,8 +53,6 @@ class Task:
 
     until: int
     """The step to train to."""
-    resumed_step: int
-    """The chain's checkpoint before it; 0 is the start."""
     binding: str
     """Digest of the run's settings and data; states of another binding are refused."""
 
@@ -119,7 +111,7 @@ def train_segment(
         if engine.rank == 0:
             if reached == task.until and settings.train.ema:
                 write_average(roots, task, engine, settings, files)
-            end_segment(folder, [run, folder], order, task, files, reached)
+            end_segment(folder, run, order, task, states.segment_start, files, reached)
         engine.close()
         if reached < task.until:
             raise Preempted(f"stopped on request after step {reached}, whose state is saved")
@@ -130,9 +122,16 @@ def prepared_states(
 ) -> tuple[int, States]:
     """Load the newest state of `roots`; returns its step, and what saves into the last of them."""
     fragments, ema = with_average(engine.fragments(method), decay)
-    start = resume(method, engine, fragments, roots, until=task.until, binding=task.binding)
+    start, began = resume(method, engine, fragments, roots, until=task.until, binding=task.binding)
     states = States(
-        roots[-1], engine, fragments, ema, binding=task.binding, start=start, until=task.until
+        roots[-1],
+        engine,
+        fragments,
+        ema,
+        binding=task.binding,
+        start=start,
+        segment_start=began,
+        until=task.until,
     )
     return start, states
 
@@ -182,9 +181,10 @@ def write_average(
 
 def end_segment(
     folder: Path,
-    logs: list[Path],
+    run: Path,
     order: Schedule,
     task: Task,
+    segment_start: int,
     files: SegmentFiles,
     reached: int,
 ) -> None:
@@ -192,6 +192,12 @@ def end_segment(
     if reached < task.until:
         record_event(folder, "stop", step=reached)
         return
-    resumed = task.resumed_step
-    write_json(files.done, summary(order, logs, until=task.until, resumed_step=resumed))
+    done = summary(
+        order,
+        [run, folder],
+        until=task.until,
+        resumed_from=checkpoint_name(run, segment_start),
+        resumed_step=segment_start,
+    )
+    write_json(files.done, done)
     record_event(folder, "finish", step=task.until)

@@ -11,17 +11,16 @@ from torch import Tensor
 from gc25d.errors import UserError
 from gc25d.methods.base import TrainingMethod
 from gc25d.methods.roles import STUDENT
+from gc25d.train.chain import checkpoints
 from gc25d.train.ema import Ema
 from gc25d.train.engine import Engine, SharedError
 from gc25d.train.fragments import EMA, Fragment
+from gc25d.train.state_files import StoredState, open_state
 from gc25d.train.state_reader import load_state, read_whole, shapes_of
 from gc25d.train.state_writer import StateWriter
-from gc25d.train.states import newest_state, newest_step, open_state, state_folder
+from gc25d.train.states import newest_state, segment_start, state_folder
 
 logger = logging.getLogger(__name__)
-
-STATES = "states"
-ASIDE = "aside"
 
 Found = TypeVar("Found")
 
@@ -38,6 +37,7 @@ class States:
         *,
         binding: str,
         start: int,
+        segment_start: int,
         until: int,
     ) -> None:
         """See that the disk holds them.
@@ -49,13 +49,14 @@ class States:
             ema: the moving average among them, if there is one.
             binding: of the run.
             start: step from which training goes on.
+            segment_start: step at which the segment began, perhaps in an earlier attempt.
             until: the segment's last step, whose state starts the next segment.
 
         Raises:
             UserError: two states do not fit on the disk.
         """
         self.fragments, self.ema = fragments, ema
-        self.binding, self.until = binding, until
+        self.binding, self.segment_start, self.until = binding, segment_start, until
         self.writer = StateWriter(
             root,
             engine.rank,
@@ -71,14 +72,13 @@ class States:
 
     def save(self, step: int) -> None:
         """Start writing the state after `step`."""
-        checkpoint = step == self.until
-        self.writer.save(step, self.fragments, binding=self.binding, checkpoint=checkpoint)
-
-
-def segment_folder(run: Path, until: int, binding: str) -> Path:
-    """The run's own folder, or one aside for a step behind the chain's newest state."""
-    ahead = newest_step(run / STATES, binding) > until
-    return run / ASIDE / f"step-{until}" if ahead else run
+        self.writer.save(
+            step,
+            self.fragments,
+            binding=self.binding,
+            checkpoint=step == self.until,
+            segment_start=self.segment_start,
+        )
 
 
 def resume(
@@ -89,18 +89,27 @@ def resume(
     *,
     until: int,
     binding: str,
-) -> int:
-    """Load the newest whole state at or before step `until`; returns its step, 0 for none.
+) -> tuple[int, int]:
+    """Load the newest whole state at or before step `until`.
 
     The first process chooses and checks it; each reads its own part, whoever wrote it.
+
+    Returns:
+        Its step, and the step at which the segment began; 0 and 0 without a state.
 
     Raises:
         UserError: no state is whole although there are some, or they belong to another run.
     """
     began = time.monotonic()
-    state = from_first(engine, lambda: newest_state(roots, until, binding))
-    if state is None:
-        return 0
+
+    def choose() -> tuple[StoredState, int] | None:
+        state = find_state(roots, until, binding)
+        return (state, segment_start(state, roots, until)) if state else None
+
+    chosen = from_first(engine, choose)
+    if chosen is None:
+        return 0, 0
+    state, segment_began = chosen
     shapes = {k: v for held in engine.gather(shapes_of(fragments)) for k, v in held.items()}
     load_state(state, fragments, shapes)
     engine.after_load(method)
@@ -108,7 +117,22 @@ def resume(
     logger.info(
         "going on from %s, checked and loaded in %.1f s", state.folder, time.monotonic() - began
     )
-    return state.step
+    return state.step, segment_began
+
+
+def find_state(roots: Sequence[Path], until: int, binding: str) -> StoredState | None:
+    """The newest whole state, see `newest_state`; tells which checkpoints are trained again."""
+    state = newest_state(roots, until, binding)
+    chain, *aside = roots
+    start = state.step if state else 0
+    again = [step for step in checkpoints(chain.parent) if start < step < until]
+    if again and not aside:
+        logger.warning(
+            "the newest state is of step %d although train/step-%d was trained: the steps between "
+            "are trained again",
+            *(start, again[-1]),
+        )
+    return state
 
 
 def averaged_weights(roots: Sequence[Path], step: int) -> dict[str, Tensor]:

@@ -9,7 +9,6 @@ place.
 import hashlib
 import itertools
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,8 @@ from torch import Tensor
 
 from gc25d.records import digest_file, fsync, to_json
 from gc25d.train.fragments import VALUE_BYTES, Fragment, total_bytes
-from gc25d.train.states import FORMAT, seal
-from gc25d.train.storage import reserve
+from gc25d.train.state_files import FORMAT, part_name, record_name, seal
+from gc25d.train.storage import remove_state, reserve
 
 PART_BYTES = 1 << 30
 """Largest part, one tensor larger than that aside: a GiB is the size in which PyTorch pins host
@@ -55,11 +54,6 @@ class Written:
         return {"size": self.size, "sha256": self.sha256}
 
 
-def record_name(rank: int, world_size: int) -> str:
-    """The file name of a process's record."""
-    return f"shard-{rank:05d}-of-{world_size:05d}.json"
-
-
 def fragment_key(name: str, start: int, stop: int, *, whole: bool) -> str:
     """The name of a fragment inside its file."""
     return name if whole else f"{name}[{start}:{stop}]"
@@ -78,11 +72,8 @@ def parts_of(
             used = 0
         filled[-1].append(fragment)
         used += size
-    stem = record_name(rank, world_size).removesuffix(".json")
-    return [
-        Part(f"{stem}-part-{number:03d}.safetensors", tuple(held))
-        for number, held in enumerate(filled)
-    ]
+    record = record_name(rank, world_size)
+    return [Part(part_name(record, number), tuple(held)) for number, held in enumerate(filled)]
 
 
 def part_header(part: Part) -> bytes:
@@ -143,7 +134,13 @@ def shard_record(parts: Sequence[Part], written: Sequence[Written]) -> dict[str,
 
 
 def manifest(
-    folder: Path, step: int, world_size: int, *, binding: str, checkpoint: bool
+    folder: Path,
+    step: int,
+    world_size: int,
+    *,
+    binding: str,
+    checkpoint: bool,
+    segment_start: int = 0,
 ) -> dict[str, Any]:
     """The manifest of a folder in which every process's record lies."""
     records = (folder / record_name(rank, world_size) for rank in range(world_size))
@@ -153,6 +150,7 @@ def manifest(
             "format": FORMAT,
             "step": step,
             "checkpoint": checkpoint,
+            "segment_start": segment_start,
             "binding": binding,
             "world_size": world_size,
             "records": listed,
@@ -163,8 +161,9 @@ def manifest(
 def publish(building: Path, folder: Path) -> None:
     """Give a finished state its name; one that has it already makes room."""
     replaced = building.with_name(f".{folder.name}.replaced.tmp")
-    if folder.exists():
+    if os.path.lexists(folder):
         folder.rename(replaced)
     building.rename(folder)
     fsync(folder.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    if os.path.lexists(replaced):
+        remove_state(replaced)

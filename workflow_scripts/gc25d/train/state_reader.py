@@ -6,17 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gc25d.errors import UserError
-from gc25d.records import read_json
 from gc25d.tensors import open_tensors
 from gc25d.train.fragments import Fragment, kind_of, parameter_of
+from gc25d.train.state_files import Place, StoredState, read_record
 from gc25d.train.state_format import fragment_key
-from gc25d.train.states import StoredState
 
 THREADS = 8
 _NAMED = 5
@@ -57,26 +56,26 @@ def state_table(state: StoredState) -> StateTable:
     """The tensors of a state and where their values lie.
 
     Raises:
-        UserError: a tensor has two shapes, or values of it are in no file.
+        UserError: a record is broken, a tensor has two shapes, or values of it are in no file.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     spans: defaultdict[str, list[Span]] = defaultdict(list)
     for record in state.records:
-        for row in read_json(state.folder / record)["fragments"]:
-            name, shape = row["name"], tuple(row["shape"])
+        for place in read_record(state, record).fragments:
+            name, shape = place.name, tuple(place.shape)
             if shapes.setdefault(name, shape) != shape:
                 raise UserError(f"{state.folder}: {name} is {shapes[name]} and {shape}")
-            spans[name].append(_span(state.folder, row, shape))
+            spans[name].append(_span(state.folder, place))
     ordered = {name: sorted(found, key=lambda span: span.start) for name, found in spans.items()}
     for name, found in ordered.items():
         _covering(state.folder, name, found, 0, math.prod(shapes[name]))
     return StateTable(state.folder, shapes, ordered)
 
 
-def _span(folder: Path, row: Mapping[str, Any], shape: tuple[int, ...]) -> Span:
-    start, stop = row["start"], row["stop"]
-    key = fragment_key(row["name"], start, stop, whole=stop - start == math.prod(shape))
-    return Span(start, stop, folder / row["file"], key)
+def _span(folder: Path, place: Place) -> Span:
+    start, stop = place.start, place.stop
+    key = fragment_key(place.name, start, stop, whole=stop - start == place.size)
+    return Span(start, stop, folder / place.file, key)
 
 
 def load_state(
@@ -179,6 +178,23 @@ def _read(item: tuple[Path, Sequence[Copy]]) -> None:
     path, copies = item
     with open_tensors(path) as file, torch.no_grad():
         for copy in copies:
-            offset = copy.span.start
-            values = file.get_slice(copy.span.key)[copy.start - offset : copy.stop - offset]
-            copy.into.copy_(values)
+            copy.into.copy_(_slice(file, path, copy))
+
+
+def _slice(file: safe_open, path: Path, copy: Copy) -> Tensor:
+    """The values that a copy wants.
+
+    Raises:
+        UserError: the part does not hold them, although its digest is right.
+    """
+    start, stop = copy.start - copy.span.start, copy.stop - copy.span.start
+    try:
+        values: Tensor = file.get_slice(copy.span.key)[start:stop]  # type: ignore[no-untyped-call]
+    except SafetensorError as error:
+        raise UserError(f"{path}: {error}, but its record lists it: delete {path.parent}") from None
+    if values.shape != copy.into.shape:
+        raise UserError(
+            f"{path}: {copy.span.key} holds {tuple(values.shape)} of the values {start} to {stop} "
+            f"that its record says: delete {path.parent}"
+        )
+    return values

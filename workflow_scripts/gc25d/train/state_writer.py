@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from gc25d.errors import UserError
+from gc25d.full_disk import is_disk_full
 from gc25d.records import to_json, write_json, write_text
 from gc25d.train.fragments import Fragment, total_bytes
 from gc25d.train.host_copies import HostCopies
+from gc25d.train.state_files import MANIFEST, record_name
 from gc25d.train.state_format import (
     PART_BYTES,
     Part,
@@ -29,21 +31,19 @@ from gc25d.train.state_format import (
     part_header,
     parts_of,
     publish,
-    record_name,
     shard_record,
     write_part,
 )
 from gc25d.train.states import (
-    MANIFEST,
     building_folder,
+    make_way,
     own_states,
     prune_states,
     removable_states,
     remove_leftovers,
-    set_aside_foreign,
     state_folder,
 )
-from gc25d.train.storage import check_two_states_fit, disk_full, is_disk_full, make_room
+from gc25d.train.storage import check_two_states_fit, disk_full, make_room
 
 logger = logging.getLogger(__name__)
 
@@ -103,12 +103,18 @@ class StateWriter:
             UserError: two states do not fit.
         """
         if self.rank == 0:
-            present = own_states(self.root, step, binding)
+            present = own_states(self.root, step, binding).folders
             check_two_states_fit(self.root, self._size(fragments), present)
         self._host_copies(self._parts(fragments))
 
     def save(
-        self, step: int, fragments: Sequence[Fragment], *, binding: str, checkpoint: bool
+        self,
+        step: int,
+        fragments: Sequence[Fragment],
+        *,
+        binding: str,
+        checkpoint: bool,
+        segment_start: int = 0,
     ) -> None:
         """Start writing the state after `step`.
 
@@ -117,6 +123,7 @@ class StateWriter:
             fragments: this process's share; may change again when this returns.
             binding: digest of the settings and data that the state belongs to.
             checkpoint: whether it is a segment's end.
+            segment_start: step at which the segment began.
 
         Raises:
             UserError: it does not fit on the disk, or the state before could not be written.
@@ -139,7 +146,7 @@ class StateWriter:
             written = [future.result() for future in writing]
             self._record(building, parts, written)
             if self.rank == 0:
-                self._publish(building, step, binding=binding, checkpoint=checkpoint)
+                self._publish(building, step, binding, checkpoint, segment_start)
                 whole = time.monotonic() - asked
                 logger.info(SAVED, step, needed / 1e9, stall, whole)
             else:
@@ -190,17 +197,24 @@ class StateWriter:
         text = to_json(shard_record(parts, written), indent=None)
         write_text(building / record_name(self.rank, self.world_size), text + "\n")
 
-    def _publish(self, building: Path, step: int, *, binding: str, checkpoint: bool) -> None:
+    def _publish(
+        self, building: Path, step: int, binding: str, checkpoint: bool, segment_start: int
+    ) -> None:
         """Wait for all records, then make the state whole; older ones go."""
         for rank in range(self.world_size):
             record = building / record_name(rank, self.world_size)
             self._await(record.exists, f"{record} was not written by process {rank}")
         content: dict[str, Any] = manifest(
-            building, step, self.world_size, binding=binding, checkpoint=checkpoint
+            building,
+            step,
+            self.world_size,
+            binding=binding,
+            checkpoint=checkpoint,
+            segment_start=segment_start,
         )
         write_json(building / MANIFEST, content)
         folder = state_folder(self.root, step)
-        set_aside_foreign(folder, binding)
+        make_way(folder, binding)
         publish(building, folder)
         prune_states(self.root, step, binding)
 

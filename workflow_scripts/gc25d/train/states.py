@@ -3,46 +3,54 @@
 `states/step-<n>/` holds, per process that saved it, `.safetensors` parts and a record with their
 digests and the place of every fragment; `manifest.json`, written last, has the records' digests.
 A folder without a whole manifest is no state. docs/resume.md describes the format.
+
+Nothing is removed that was not just read and found to be this run's: superseded by newer states, or
+broken. Errors of reading, other formats and other bindings are no reason to remove anything.
 """
 
 import logging
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gc25d.errors import UserError
-from gc25d.records import digest_file, digest_json, read_json
+from gc25d.train.state_files import (
+    PREFIX,
+    BrokenState,
+    StoredState,
+    UnknownState,
+    check_digests,
+    check_sizes,
+    open_state,
+    step_of,
+)
+from gc25d.train.storage import remove_state
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
-MANIFEST = "manifest.json"
 KEPT_STATES = 2
-DIGEST_THREADS = 8
-_PREFIX = "step-"
 
 
 @dataclass(frozen=True)
-class StoredState:
-    """A state on disk whose manifest is whole."""
+class OwnStates:
+    """The states of this run and format, by step; one that could not be read is in neither."""
 
-    folder: Path
-    step: int
-    """Optimizer steps behind it."""
-    checkpoint: bool
-    """Whether it is a segment's end."""
-    binding: str
-    """Digest of the settings and data that it belongs to."""
-    records: Mapping[str, Mapping[str, Any]]
-    """Each process's record: file name → size and SHA-256."""
+    whole: list[StoredState]
+    """Every file is there in its size."""
+    broken: list[StoredState]
+    """Read, and not whole."""
+
+    @property
+    def folders(self) -> list[Path]:
+        """Those that lie here; states that are links take no space here."""
+        both = (state.folder for state in (*self.broken, *self.whole))
+        return sorted((folder for folder in both if not folder.is_symlink()), key=step_of)
 
 
 def state_folder(root: Path, step: int) -> Path:
     """Where the state after `step` lies."""
-    return root / f"{_PREFIX}{step:07d}"
+    return root / f"{PREFIX}{step:07d}"
 
 
 def building_folder(root: Path, step: int) -> Path:
@@ -50,51 +58,29 @@ def building_folder(root: Path, step: int) -> Path:
     return root / f".{state_folder(root, step).name}.tmp"
 
 
-def open_state(folder: Path) -> StoredState:
-    """Read a state's manifest.
-
-    Raises:
-        UserError: it is missing, cut, changed, or of a format that this version does not know.
-    """
-    path = folder / MANIFEST
-    sealed = read_json(path)
-    if not isinstance(sealed, dict) or sealed.get("format") != FORMAT:
-        raise UserError(f"{path}: not a manifest of format {FORMAT}: restore or delete {folder}")
-    content = {key: value for key, value in sealed.items() if key != "sha256"}
-    if sealed != seal(content) or content["step"] != _step(folder):
-        raise UserError(f"{path}: does not match its own digest: restore or delete {folder}")
-    known = (content[key] for key in ("step", "checkpoint", "binding", "records"))
-    return StoredState(folder, *known)
-
-
-def seal(content: dict[str, Any]) -> dict[str, Any]:
-    """A manifest's content with its digest."""
-    return {**content, "sha256": digest_json(content)}
-
-
 def newest_state(roots: Sequence[Path], until: int, binding: str) -> StoredState | None:
     """The newest whole state at or before step `until`, of this binding, in any of `roots`.
 
-    A damaged state is named and passed over for an older one. States of another binding are named
+    A broken state is named and passed over for an older one. States of another binding are named
     and do not count.
 
     Returns:
         None when no state that old was ever written.
 
     Raises:
-        UserError: there are states, but none is whole and of this binding.
+        UserError: there are states, but none is whole and of this binding; or one cannot be read.
     """
-    candidates = [folder for root in roots for folder in _folders(root) if _step(folder) <= until]
+    candidates = [folder for root in roots for folder in folders(root) if step_of(folder) <= until]
     foreign = []
-    for folder in sorted(candidates, key=_step, reverse=True):
+    for folder in sorted(candidates, key=step_of, reverse=True):
         try:
             state = open_state(folder)
             if state.binding != binding:
                 foreign.append(folder)
                 logger.warning("%s is of other settings or data: not counted", folder)
                 continue
-            _check_digests(state)
-        except UserError as error:
+            check_digests(state)
+        except BrokenState as error:
             logger.warning("%s is damaged (%s): passed over for an older state", folder, error)
         else:
             return state
@@ -112,118 +98,148 @@ def newest_state(roots: Sequence[Path], until: int, binding: str) -> StoredState
     return None
 
 
+def segment_start(state: StoredState, roots: Sequence[Path], until: int) -> int:
+    """Where the segment began, or begins, that goes on from `state` to step `until`.
+
+    Not where an attempt starts: a killed segment goes on from a state that it saved itself, which
+    says where the segment began. Only a segment's end is a checkpoint to begin at.
+    """
+    if state.checkpoint and state.step < until:
+        return state.step
+    if state.segment_start is not None:
+        return state.segment_start
+    earlier = [s for r in roots for s in own_states(r, state.step - 1, state.binding).whole]
+    return max((found.step for found in earlier if found.checkpoint), default=0)
+
+
 def newest_step(root: Path, binding: str) -> int:
-    """The step of the newest state of this binding, whole or not; 0 when there is none."""
-    return max((_step(f) for f in _folders(root) if _binding(f) in (binding, None)), default=0)
+    """The step of the newest state that says it is of this binding; 0 when there is none.
+
+    Raises:
+        UserError: a state cannot be read.
+    """
+    return max((step_of(f) for f in folders(root) if binding_of(f) == binding), default=0)
 
 
-def own_states(root: Path, step: int, binding: str) -> list[Path]:
-    """Folders up to `step` of this binding or without a readable one, by step."""
-    return [f for f in _folders(root) if _step(f) <= step and _binding(f) in (binding, None)]
+def binding_of(folder: Path) -> str | None:
+    """None where a manifest is broken: nobody knows whose state that was.
+
+    Raises:
+        UnknownState: it could not be read.
+    """
+    try:
+        return open_state(folder).binding
+    except BrokenState:
+        return None
+
+
+def own_states(root: Path, step: int, binding: str) -> OwnStates:
+    """This run's states up to `step`, in the format of this version."""
+    whole: list[StoredState] = []
+    broken: list[StoredState] = []
+    for folder in folders(root):
+        if step_of(folder) > step:
+            continue
+        try:
+            state = open_state(folder)
+            if state.binding != binding:
+                continue
+            fault = _fault(state)
+        except BrokenState:
+            continue  # of its manifest: nobody knows whose it was
+        except UnknownState as error:
+            logger.warning("%s is neither counted nor removed: %s", folder, error)
+            continue
+        (broken if fault else whole).append(state)
+    return OwnStates(whole, broken)
+
+
+def _fault(state: StoredState) -> str:
+    """What is wrong with a state's files, going by their sizes; "" for nothing."""
+    try:
+        check_sizes(state)
+    except BrokenState as error:
+        return str(error)
+    return ""
 
 
 def prune_states(root: Path, step: int, binding: str) -> None:
     """After a save at `step`: keep the newest two states up to it and the newest segment end.
 
-    States after `step` or of another binding are not counted and stay.
+    Only this run's states go, those superseded and those broken. States after `step`, of another
+    binding or format, and whatever cannot be read, are not counted and stay. A state that cannot be
+    removed is named, and tried again after the next save.
     """
-    kept = _kept(root, step, binding)
-    for folder in own_states(root, step, binding):
-        if folder not in kept:
-            shutil.rmtree(folder)
-
-
-def _kept(root: Path, step: int, binding: str) -> set[Path]:
-    whole = [state for f in own_states(root, step, binding) if (state := _state_of_right_size(f))]
-    ends = [state for state in whole if state.checkpoint]
-    return {state.folder for state in (*whole[-KEPT_STATES:], *ends[-1:])}
-
-
-def set_aside_foreign(folder: Path, binding: str) -> None:
-    """Rename a state of another binding that lies where one of this run is to lie."""
-    if not folder.exists() or _binding(folder) in (binding, None):
+    try:
+        own = own_states(root, step, binding)
+    except UnknownState as error:
+        logger.warning("%s: no older state is removed", error)
         return
+    ends = [state for state in own.whole if state.checkpoint]
+    kept = [*own.whole[-KEPT_STATES:], *ends[-1:]]
+    for state in (*own.broken, *own.whole):
+        if state not in kept:
+            _remove_whole(state.folder)
+
+
+def _remove_whole(folder: Path) -> None:
+    """Take its name away first: a kill half-way leaves no folder that looks like a broken state."""
+    going = folder.with_name(f".{folder.name}.removed.tmp")
+    try:
+        folder.rename(going)
+        remove_state(going)
+    except OSError as error:
+        logger.warning("%s could not be removed (%s): it stays for now", folder, error)
+
+
+def make_way(folder: Path, binding: str) -> None:
+    """Rename what lies where a state of this run is to lie, unless it is this run's own."""
+    if not os.path.lexists(folder):
+        return
+    try:
+        found = open_state(folder).binding
+        if found == binding:
+            return
+        why = "of other settings or data"
+    except UserError:
+        why = "not known to be this run's"
     number = 1
-    while (aside := folder.with_name(f"{folder.name}.other-{number}")).exists():
+    while os.path.lexists(aside := folder.with_name(f"{folder.name}.other-{number}")):
         number += 1
     folder.rename(aside)
-    logger.warning("%s is of other settings or data: moved to %s", folder, aside.name)
+    logger.warning("%s is %s: moved to %s", folder, why, aside.name)
 
 
 def removable_states(root: Path, step: int, binding: str) -> list[Path]:
     """What may go when the disk is full: every own state up to `step` but the newest whole one."""
     own = own_states(root, step, binding)
-    whole = [folder for folder in own if _state_of_right_size(folder)]
-    return [folder for folder in own if folder not in whole[-1:]]
+    newest = [state.folder for state in own.whole[-1:]]
+    return [folder for folder in own.folders if folder not in newest]
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove what a killed save left half-written."""
-    for leftover in root.glob(f".{_PREFIX}*.tmp"):
+    """Remove what a killed save left half-written, or half-removed."""
+    for leftover in root.glob(f".{PREFIX}*.tmp"):
         logger.info("%s was left by a killed save: removed", leftover)
-        shutil.rmtree(leftover)
+        remove_state(leftover)
 
 
-def _folders(root: Path) -> list[Path]:
-    """The states' folders by step; what else lies there is left alone."""
-    named = (p for p in root.glob(f"{_PREFIX}*") if p.name.removeprefix(_PREFIX).isdigit())
-    return sorted(named, key=_step)
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name.removeprefix(_PREFIX))
-
-
-def _binding(folder: Path) -> str | None:
-    """None when the manifest is not readable."""
-    try:
-        return open_state(folder).binding
-    except UserError:
-        return None
-
-
-def _state_of_right_size(folder: Path) -> StoredState | None:
-    """A state whose files are there in their sizes; their content is not read."""
-    try:
-        state = open_state(folder)
-        _check_sizes(folder, state.records)
-        for name in state.records:
-            _check_sizes(folder, read_json(folder / name)["files"])
-    except UserError:
-        return None
-    return state
-
-
-def _check_digests(state: StoredState) -> None:
-    """Every file is there, in its size, with its content.
+def folders(root: Path) -> list[Path]:
+    """The states' folders by step; what else lies there is left alone.
 
     Raises:
-        UserError: names the first that is not.
+        UnknownState: `root` is there and cannot be listed, or is a link to nowhere.
     """
-    _check_files(state.folder, state.records)
-    for name in state.records:
-        _check_files(state.folder, read_json(state.folder / name)["files"])
-
-
-def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    _check_sizes(folder, files)
-    with ThreadPoolExecutor(DIGEST_THREADS) as pool:
-        digests = pool.map(digest_file, (folder / name for name in files))
-        for name, digest in zip(files, digests, strict=True):
-            if digest != files[name]["sha256"]:
-                raise UserError(f"{name} does not match its digest")
-
-
-def _check_sizes(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    for name, expected in files.items():
-        path = folder / name
-        if not path.exists():
-            raise UserError(f"{name} is missing")
-        size = path.stat().st_size
-        if size != expected["size"]:
-            raise UserError(f"{name} has {size} bytes, expected {expected['size']}")
-
-
-def folder_bytes(folders: Iterable[Path]) -> int:
-    """The bytes of all files in these folders."""
-    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*"))
+    try:
+        names = [path.name for path in root.iterdir()]
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not root.is_symlink():
+            return []
+        where = f"is a link to {root.readlink()}, which" if root.is_symlink() else "which"
+        raise UnknownState(
+            f"{root}: {where} cannot be listed ({error.strerror}): nobody knows which states are "
+            "there. Mount the disk or mend the link, then give the same command again"
+        ) from None
+    numbered = ((name.removeprefix(PREFIX), root / name) for name in names)
+    states = (path for number, path in numbered if number.isascii() and number.isdigit())
+    return sorted((p for p in states if p == state_folder(root, step_of(p))), key=step_of)

@@ -1,27 +1,20 @@
 """Room for states: free disk space and free memory, and what is said when there is too little."""
 
 import ctypes
-import errno
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from gc25d.errors import UserError
-from gc25d.train.states import folder_bytes
+from gc25d.full_disk import FULL, free_bytes
 
 logger = logging.getLogger(__name__)
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def free_bytes(folder: Path) -> int:
-    """What this user may still write below a folder that exists."""
-    return shutil.disk_usage(folder).free
 
 
 def reserve(descriptor: int, size: int) -> None:
@@ -36,8 +29,28 @@ def reserve(descriptor: int, size: int) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     failed = library.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size))
     code = ctypes.get_errno()
-    if failed and code in _FULL:
+    if failed and code in FULL:
         raise OSError(code, os.strerror(code))
+
+
+def remove_state(folder: Path) -> None:
+    """Remove a state's folder; of one that is a link, the link alone.
+
+    Whoever moved a state to another place and linked it back may want it there: it is named.
+    """
+    if not folder.is_symlink():
+        shutil.rmtree(folder)
+        return
+    target = folder.resolve()
+    folder.unlink()
+    logger.warning(
+        "a link to %s went; what lies there stays: delete it if it is not needed", target
+    )
+
+
+def folder_bytes(folders: Iterable[Path]) -> int:
+    """The bytes of all files in these folders."""
+    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*"))
 
 
 def make_room(root: Path, needed: int, removable: Sequence[Path]) -> None:
@@ -50,7 +63,7 @@ def make_room(root: Path, needed: int, removable: Sequence[Path]) -> None:
         if free_bytes(root) >= needed:
             return
         logger.warning("%s goes early: %s is almost full", folder, root)
-        shutil.rmtree(folder)
+        remove_state(folder)
     if free_bytes(root) < needed:
         raise disk_full(root, needed)
 
@@ -78,11 +91,6 @@ def disk_full(root: Path, needed: int, why: str = "the next state does not fit")
         "space there, or move the run's folder to a larger disk, then give the same command again: "
         "the state before this one is kept"
     )
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether the disk or a quota was full."""
-    return isinstance(error, OSError) and error.errno in _FULL
 
 
 def in_gb(size: int) -> str:

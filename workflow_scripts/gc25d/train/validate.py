@@ -107,7 +107,7 @@ def validation_batches(
     Returns:
         Every `world_size`-th batch with its number, on `device`; only its own clips are read.
     """
-    chosen = clips.round_robin(n)
+    chosen = clips.round_robin(n, "validation.n")
     starts = range(0, len(chosen), micro_batch)
     return [
         (

@@ -18,7 +18,6 @@ from typing import Any
 
 from torch import Tensor
 
-
 REPLACED = (
     "_add_to_grad_partition_buffer",
     "average_tensor",

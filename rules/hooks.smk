@@ -1,0 +1,72 @@
+"""What happens around the jobs: targets are checked before and after, the data is held meanwhile."""
+
+import sys
+
+from snakemake.cli import parse_args
+
+from gc25d.workflow import data_lock, targets
+
+BUILDERS = {
+    "prep_run": {data, PREPARED},
+    "encode_text": {data},
+    "build_index": {data},
+}
+held = []  # locks that this snakemake keeps to its end
+
+
+def asked_for():
+    """The targets on the command line; none where another program runs this workflow."""
+    if not workflow.is_main_process or not sys.argv[0].endswith("snakemake"):
+        return []
+    return parse_args(sys.argv[1:])[1].targets
+
+
+def hold_data(dag):
+    """Keep the data sets that this run builds from being read or built elsewhere."""
+    rules_run = {job.rule.name for job in dag.needrun_jobs()}
+    folders = {
+        folder for name in BUILDERS.keys() & rules_run for folder in BUILDERS[name]
+    }
+    held.extend(data_lock.hold_for_building(Path(folder)) for folder in sorted(folders))
+
+
+EXAMPLES = [
+    *(rule.name for rule in workflow.rules if not rule.has_wildcards()),
+    *(f"exports/{name}.safetensors" for name in ("base", f"step-{last_step}")),
+    *(f"eval/{name}/metrics.json" for name in ("base", f"step-{last_step}")),
+    *(
+        f"{folder}/{device}.json"
+        for folder in ("refs", "regression")
+        for device in ("CPU", "H200")
+    ),
+    *(f"verify/step-{last_step}.json", f"train/step-{last_step}/weights.safetensors"),
+    *(f"exports/step-{last_step}/{layout}/" for layout in ("native", "diffusers")),
+    *(ready, "figures/curves.png", "figures/overlay.png", "figures/coverage.png"),
+]
+
+try:
+    targets.check_targets(
+        asked_for(),
+        EXAMPLES,
+        lambda path: any(rule.is_producer(path) for rule in workflow.rules),
+        averaged=bool(settings.train.ema),
+    )
+except UserError as error:
+    raise WorkflowError(str(error))
+
+
+onstart:
+    if workflow.is_main_process:
+        try:
+            hold_data(workflow.dag)
+        except UserError as error:
+            raise WorkflowError(str(error))
+
+
+onsuccess:
+    if workflow.is_main_process:
+        dag = workflow.dag
+        try:
+            targets.check_finished(dag.jobs, dag.dependencies, dag.finished)
+        except UserError as error:
+            raise WorkflowError(str(error))

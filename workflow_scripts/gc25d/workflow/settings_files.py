@@ -1,0 +1,91 @@
+"""The steps' settings files: what each should hold, and a copy of that to make it from.
+
+A settings file is the output of the rule `write_settings`, so that nothing is written before a job
+runs: a dry run, `--lint`, `--dag`, `--report` and a mistyped target leave the folder as it is.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gc25d import plan
+from gc25d.captures_check import check_captures
+from gc25d.errors import UserError
+from gc25d.imported_code import code_digest
+from gc25d.records import holds_json, write_json
+from gc25d.settings import Settings
+from gc25d.step_settings import step_json, step_settings
+
+_LONG_AGO = (0, 0)
+
+
+def settings_contents(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Name of each step with a settings file → what the file should hold.
+
+    Raises:
+        UserError: the run in this folder is bound to other settings, or these do not fit the runs.
+    """
+    folders = plan.raw_runs(settings)
+    runs = tuple(folders)
+    plan.check_val_runs(settings.prep.val_runs, runs)
+    check_captures(settings, folders)
+    contents = {name: step_json(step) for name, step in step_settings(settings, runs).items()}
+    contents["regression"]["code"] = code_digest()
+    plan.check_binding(contents["train"], settings.dataset)
+    if settings.capture.source == "external":
+        del contents["capture"]  # nothing is ever written below somebody else's captures
+    files = plan.settings_files(settings)
+    if not holds_json(files["prep"], contents["prep"]):
+        plan.check_shared_runs(settings, files["prep"])
+    return contents
+
+
+def write_sources(
+    settings: Settings, contents: dict[str, dict[str, Any]], folder: Path
+) -> dict[str, Path]:
+    """Write what each settings file should hold into `folder`, `<step>.json`.
+
+    Such a source is older than anything where the settings file holds the same already, and new
+    where it does not: so that Snakemake copies it exactly then.
+    """
+    files = plan.settings_files(settings)
+    sources = {}
+    for name, content in contents.items():
+        sources[name] = folder / f"{name}.json"
+        write_json(sources[name], content)
+        if holds_json(files[name], content):
+            os.utime(sources[name], _LONG_AGO)
+    return sources
+
+
+def check_unchanged(settings: Settings, contents: dict[str, dict[str, Any]]) -> None:
+    """A job that a working snakemake submitted sees the settings that it was submitted with.
+
+    The digest of the regression's code is left out: people edit while a run goes on.
+
+    Raises:
+        UserError: names the settings files that hold something else.
+    """
+    files = plan.settings_files(settings)
+    changed = [
+        str(files[name])
+        for name, content in contents.items()
+        if name != "regression" and files[name].exists() and not holds_json(files[name], content)
+    ]
+    if changed:
+        raise UserError(
+            f"the settings were changed while snakemake works ({', '.join(changed)} hold others): "
+            "put them back, or stop snakemake and give its command again"
+        )
+
+
+def source_of(path: str, files: dict[str, Path], sources: dict[str, Path]) -> Path:
+    """The source of the settings file `path`."""
+    names = {str(file): name for name, file in files.items()}
+    return sources[names[path]]
+
+
+def missing(outputs: Iterable[str | Path]) -> bool:
+    """Whether one of a job's outputs is not there."""
+    return any(not os.path.lexists(output) for output in outputs)

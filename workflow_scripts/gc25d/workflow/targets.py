@@ -1,0 +1,83 @@
+"""Targets given on the command line: understood before the DAG is built, kept when it has run."""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gc25d.errors import UserError
+
+_SHOWN = 3
+
+
+def check_targets(
+    targets: Iterable[str],
+    known: Sequence[str],
+    is_made: Callable[[str], bool],
+    *,
+    averaged: bool,
+) -> None:
+    """Every target is a rule, something that a rule makes, or a file that is there.
+
+    Args:
+        targets: as typed.
+        known: examples of what can be asked for, files and rules.
+        is_made: whether a rule makes a path.
+        averaged: whether checkpoints have a moving average (`train.ema`).
+
+    Raises:
+        UserError: one line for each that is none of them, with the nearest that are.
+    """
+    wrong = []
+    for target in targets:
+        if "-ema" in target and not averaged:
+            wrong.append(f"{target} needs the weights' moving average: set train.ema, such as 0.99")
+        elif not (target in known or is_made(target.rstrip("/")) or Path(target).exists()):
+            wrong.append(_unknown(target, known))
+    if wrong:
+        raise UserError("\n".join(wrong))
+
+
+def _unknown(target: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(target, known, n=_SHOWN, cutoff=0.4)
+    nearest = f"the nearest: {', '.join(close)}; " if close else ""
+    return (
+        f"{target} is no target: {nearest}README.md, Commands, lists all "
+        "(<n> is a step of at least 1)"
+    )
+
+
+def check_finished(
+    jobs: Iterable[Any],
+    dependencies: Mapping[Any, Mapping[Any, Iterable[str]]],
+    finished: Callable[[Any], bool],
+) -> None:
+    """After a run: all that its jobs should have made is there, and no job was left out.
+
+    Args:
+        jobs: of Snakemake's DAG, which stand for what was asked for.
+        dependencies: job → the jobs whose files it reads.
+        finished: whether a job ran.
+
+    Raises:
+        UserError: a file is missing, or a job did not run although one before it did.
+    """
+    jobs = list(jobs)
+    read = {str(file) for job in jobs for files in dependencies[job].values() for file in files}
+    stale = [
+        f"{output} is older than what it is made from"
+        for job in jobs
+        if not finished(job) and any(finished(before) for before in dependencies[job])
+        for output in job.output
+    ]
+    gone = [
+        f"{output} is missing"
+        for job in jobs
+        for output in job.output
+        if (finished(job) or str(output) in read) and not Path(output).exists()
+    ]
+    if stale or gone:
+        raise UserError(
+            "; ".join([*gone, *stale][:_SHOWN]) + ": give the same command again; if it says "
+            "that nothing is to be done, delete what it names first"
+        )
