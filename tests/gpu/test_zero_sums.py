@@ -15,9 +15,10 @@ PROGRAM = Path(__file__).parents[1] / "train/zero_sum_checks.py"
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_overlapped_sums_have_the_bits_of_deepspeeds_own(processes: int, tmp_path: Path) -> None:
-    """15 M weights in five buckets, four steps of four micro-batches, three times over.
+    """15 M weights in seven buckets, four steps of four micro-batches, three times over.
 
-    With `reduce_scatter` on and off DeepSpeed sums the same values in other portions.
+    Twice of these every sum is held up, so that what does not wait for it shows. With
+    `reduce_scatter` on and off DeepSpeed sums the same values in other portions.
     """
     if torch.cuda.device_count() < processes:
         pytest.skip(f"needs {processes} GPUs")

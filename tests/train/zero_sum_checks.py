@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -21,12 +22,14 @@ from gc25d.methods.roles import STUDENT
 from gc25d.train import deepspeed_engine, zero_sums
 from gc25d.train.deepspeed_engine import ZeroEngine
 
+DELAY_CYCLES = 5_000_000  # of a GPU's clock: about 3 ms
+
 
 def check_own_sums(engine: ZeroEngine) -> dict[str, object]:
     """Master weights after two steps, with DeepSpeed's own way of summing and with ours."""
     plugin = engine.accelerator.state.deepspeed_plugin
     zero = plugin.deepspeed_config["zero_optimization"]
-    as_is = mock.patch.object(deepspeed_engine, "sum_beside_training")
+    as_is = mock.patch.object(deepspeed_engine, "sum_beside_training", return_value="")
     with mock.patch.dict(zero, reduce_bucket_size=20):  # the larger tensors exceed it
         with as_is, mock.patch.dict(zero, reduce_scatter=True):
             theirs = trained_masters(engine, scattered=True)
@@ -95,17 +98,17 @@ class Told(logging.Handler):
 def check_gpu_sums(engine: ZeroEngine) -> dict[str, object]:
     """Digests of each process's masters and moments, with DeepSpeed's own way and with ours."""
     config = engine.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-    as_is = mock.patch.object(deepspeed_engine, "sum_beside_training", return_value=True)
+    as_is = mock.patch.object(deepspeed_engine, "sum_beside_training", return_value="")
     with mock.patch.dict(config, reduce_bucket_size=3_000_000):
         with as_is, mock.patch.dict(config, reduce_scatter=True):
             scattered = trained_digest(engine, ours=False)
         with as_is:
             theirs = trained_digest(engine, ours=False)
-        ours = [trained_digest(engine, ours=True) for _ in range(3)]
+        ours = [trained_digest(engine, ours=True, late=late) for late in (False, True, True)]
     return {"scattered": scattered, "theirs": theirs, "ours": ours}
 
 
-def trained_digest(engine: ZeroEngine, *, ours: bool) -> list[str]:
+def trained_digest(engine: ZeroEngine, *, ours: bool, late: bool = False) -> list[str]:
     """Every process's, after four steps of four micro-batches in which sums overlap."""
     model = Wide()
     method = Toy(model, AdamW(model.parameters(), lr=0.01))
@@ -113,6 +116,8 @@ def trained_digest(engine: ZeroEngine, *, ours: bool) -> list[str]:
     zero = method.roles[STUDENT].optimizer
     assert zero.overlap_comm
     assert ("average_tensor" in vars(zero)) == ours
+    if late:
+        delay_sums(zero)
     draw = torch.Generator().manual_seed(engine.rank)
     for step in range(1, 5):
         inputs = [torch.randn(256, 1024, generator=draw) for _ in range(MICRO_BATCHES)]
@@ -122,6 +127,17 @@ def trained_digest(engine: ZeroEngine, *, ours: bool) -> list[str]:
     for fragment in engine.fragments(method):
         seen.update(fragment.values.detach().float().cpu().numpy().tobytes())
     return engine.gather(seen.hexdigest())
+
+
+def delay_sums(zero: Any) -> None:
+    """Let every sum of a bucket start milliseconds late, so that what does not wait goes wrong."""
+    own = zero.gradient_reduction_w_predivide
+
+    def later(*bucket: object) -> Tensor:
+        torch.cuda._sleep(DELAY_CYCLES)
+        return own(*bucket)
+
+    zero.gradient_reduction_w_predivide = later
 
 
 def compare_on_gpus(out: Path, processes: int) -> None:
