@@ -75,6 +75,24 @@ def test_sums_have_the_bits_of_deepspeeds_own(found: dict[str, Any]) -> None:
     assert sum(map(len, sums["ours"])) > 3 * 42  # all masters and moments, and step counts
 
 
+def test_another_deepspeed_is_left_alone_with_one_warning(found: dict[str, Any]) -> None:
+    """The first of two optimizers is of the pinned one, the second has a method changed."""
+    guard = found["guard"]
+    assert guard["changed"] == [
+        *("_add_to_grad_partition_buffer", "average_tensor"),
+        "independent_gradient_partition_epilogue",
+    ]
+    first, second = guard["warnings"]
+    assert len(first) == 2  # one each time that a method is prepared
+    for told in first:
+        assert told.startswith(
+            "DeepSpeed 0.19.8 with changes is not DeepSpeed 0.19.8 (envs/gpu.txt)"
+        )
+        assert "Results are the same; steps take longer" in told
+    assert second == []
+    assert guard["masters"] == found["sums"]["theirs"]
+
+
 def test_a_layer_used_twice_has_the_gradient_of_autograd(found: dict[str, Any]) -> None:
     """Within bf16's 8 bits; a lost contribution would change the norm by a third and more."""
     assert found["twice"]["norm"] == pytest.approx(found["twice"]["reference"], rel=0.01)

@@ -33,7 +33,7 @@ from gc25d.train.gradients import sanitize, tell_sanitized
 from gc25d.train.launch import own_place
 from gc25d.train.zero_config import REDUCE_BUCKET, zero_config
 from gc25d.train.zero_role import PRECISIONS, ZeroRole, ZeroStep
-from gc25d.train.zero_sums import sum_beside_training
+from gc25d.train.zero_sums import PINNED, sum_beside_training
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +128,13 @@ class ZeroEngine:
     def prepare(self, method: TrainingMethod) -> None:
         """Hand each trained role to an engine of DeepSpeed's; frozen ones go to the device."""
         self._roles = {name: self._prepared(name, role) for name, role in method.trained.items()}
+        left_alone = {sum_beside_training(held.zero) for held in self._roles.values()} - {""}
+        if left_alone and self.rank == 0:
+            logger.warning(
+                "%s is not %s (envs/gpu.txt): it sums gradients in its own way. Results are the "
+                "same; steps take longer, as a GPU is held up at the end of every backward pass",
+                *(left_alone.pop(), PINNED),
+            )
         for name, role in method.all_roles.items():
             held = self._roles.get(name)
             if held is None:
@@ -147,7 +154,6 @@ class ZeroEngine:
         held = ZeroRole(name, deepspeed, role.optimizer)
         held.check(self.precision)
         held.restore_masters(weights)
-        sum_beside_training(held.zero)
         return held
 
     def backward(
