@@ -4,7 +4,11 @@ train = settings.train
 hardware = settings.hardware
 engine, per_node = plan.training_processes(settings)
 # The settings file keeps the rates that the run is bound to; no finished checkpoint reruns.
-rates = f" --lr {train.lr!r} --cond-lr {train.cond_lr!r}" if train.reset_lr_on_resume else ""
+rates = (
+    f" --lr {train.lr!r} --cond-lr {train.cond_lr!r}"
+    if train.reset_lr_on_resume
+    else ""
+)
 
 
 # Holds the run to one set of settings and data; refuses when either changed under it, and again
