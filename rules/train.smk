@@ -3,6 +3,12 @@
 train = settings.train
 hardware = settings.hardware
 engine, per_node = plan.training_processes(settings)
+# The settings file keeps the rates that the run is bound to; no finished checkpoint reruns.
+rates = (
+    f" --lr {train.lr!r} --cond-lr {train.cond_lr!r}"
+    if train.reset_lr_on_resume
+    else ""
+)
 
 
 # Holds the run to one set of settings and data; refuses when either changed under it, and again
@@ -74,6 +80,7 @@ rule train_segment:
             f" --gpus-per-node {hardware.gpus_per_node}"
             f" --kernels {train.kernels}"
             f" --compile {settings.model.compile} --recompute {settings.model.recompute}"
+            f"{rates}"
         ),
     # exec: a request to stop reaches the trainer, no shell between dies of it.
     shell:

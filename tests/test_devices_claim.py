@@ -3,13 +3,14 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from gc25d import devices_claim
 from gc25d.devices_claim import claimed, claimed_device, shared, shared_device
 from gc25d.errors import UserError
+from gc25d.gpus import Gpu
 
 GPUS = ("GPU-aa", "GPU-bb", "GPU-cc")
 
@@ -125,7 +126,7 @@ def test_nobody_joins_a_gpu_that_another_waits_to_have_alone(tmp_path):
 
 
 def test_a_gpu_that_somebody_has_alone_is_not_looked_at(tmp_path):
-    """Asking how much memory is free takes some of it."""
+    """How much of its memory is free says nothing then."""
     asked = []
     with claimed(GPUS[:1], tmp_path, 0):
         fits = lambda index, place: asked.append(index) or True  # noqa: E731
@@ -204,23 +205,43 @@ def test_without_a_gpu_it_is_the_cpu(tmp_path, monkeypatch):
     assert not (tmp_path / "locks").exists()
 
 
-def test_devices_are_told_apart_by_serial_number(tmp_path, monkeypatch):
-    """Two pretended GPUs; the current device is recorded instead of set."""
-    current = []
+@pytest.fixture
+def current(monkeypatch):
+    """Two pretended GPUs of 25 bytes, 11 of them free; lists what is made the current device.
+
+    All else that torch would say of GPUs opens a context first, and fails here.
+    """
+
+    def opens_a_context(*_):
+        raise AssertionError("a CUDA context was opened")
+
+    chosen = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(
-        torch.cuda,
-        "get_device_properties",
-        lambda index: SimpleNamespace(uuid=GPUS[index], total_memory=25),
-    )
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (11, 25))
-    monkeypatch.setattr(torch.cuda, "device", lambda index: current.append(index) or ExitStack())
+    monkeypatch.setattr(torch.cuda, "_lazy_init", opens_a_context)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: chosen.append(index) or ExitStack())
+    monkeypatch.setattr(devices_claim, "visible_gpus", lambda: [Gpu(s, 25) for s in GPUS[:2]])
+    monkeypatch.setattr(devices_claim, "free_memory", lambda gpu: 11)
+    return chosen
+
+
+def test_devices_are_told_apart_by_serial_number(tmp_path, current):
     with claimed_device(tmp_path) as one, claimed_device(tmp_path) as other:
         assert (one, other) == ("cuda:0", "cuda:1")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["GPU-aa.lock", "GPU-bb.lock"]
-        with pytest.raises(UserError, match="all 2 visible GPUs"), claimed_device(tmp_path, 0):
+    assert current == [0, 1]
+
+
+def test_jobs_that_wait_have_no_context(tmp_path, current):
+    """The device is made current, which opens one later, once a place is held."""
+    with claimed_device(tmp_path), claimed_device(tmp_path):
+        with pytest.raises(UserError, match="all 2 visible GPUs"), claimed_device(tmp_path, 0.3):
             pass
+        with pytest.raises(UserError, match="all 2 visible GPUs"), shared_device(1, tmp_path, 0.3):
+            pass
+    assert current == [0, 1]
+
+
+def test_whoever_shares_has_room_in_all_and_in_what_is_free(tmp_path, current, monkeypatch):
     with claimed_device(tmp_path) as one, shared_device(10, tmp_path) as other:
         assert (one, other) == ("cuda:0", "cuda:1")
         with shared_device(10, tmp_path) as beside:  # two of 10 fit into 25
@@ -229,4 +250,9 @@ def test_devices_are_told_apart_by_serial_number(tmp_path, monkeypatch):
                 pass
         with pytest.raises(UserError), shared_device(12, tmp_path, 0.1):  # others hold the rest
             pass
-    assert current == [0, 1, 0, 1, 1]
+        monkeypatch.setattr(devices_claim, "free_memory", lambda gpu: None)
+        with shared_device(12, tmp_path) as beside:  # nobody knows of others
+            assert beside == "cuda:1"
+        with pytest.raises(UserError), shared_device(13, tmp_path, 0.1):
+            pass
+    assert current == [0, 1, 1, 1]

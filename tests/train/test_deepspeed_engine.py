@@ -52,7 +52,14 @@ def test_clipping_bounds_the_update_and_tells_the_norm_before(found: dict[str, A
     assert 0.01 * (1 - 1e-5) < float(moved.norm()) <= 0.01 * (1 + 1e-5)
 
 
-def test_a_gradient_that_is_not_finite_is_refused_everywhere(found: dict[str, Any]) -> None:
+def test_a_gradient_that_is_not_finite_becomes_zero_everywhere(found: dict[str, Any]) -> None:
+    """(2.5, inf, 0, 0) with a finite loss: the second weight stays, the first moves by 2.5."""
+    assert found["sanitized"]["norm"] == 2.5
+    moved = whole(found["sanitized"]["masters"])
+    assert moved == pytest.approx([START[0] - 2.5, *START[1:]], abs=1e-7)
+
+
+def test_a_loss_that_is_not_finite_is_refused_everywhere(found: dict[str, Any]) -> None:
     first, second = found["infinity"]["messages"]
     assert first == second
     assert first.startswith("step 7: loss inf, gradient norm ")
@@ -66,6 +73,24 @@ def test_sums_have_the_bits_of_deepspeeds_own(found: dict[str, Any]) -> None:
     sums = found["sums"]
     assert sums["ours"] == sums["theirs"]
     assert sum(map(len, sums["ours"])) > 3 * 42  # all masters and moments, and step counts
+
+
+def test_another_deepspeed_is_left_alone_with_one_warning(found: dict[str, Any]) -> None:
+    """The first of two optimizers is of the pinned one, the second has a method changed."""
+    guard = found["guard"]
+    assert guard["changed"] == [
+        *("_add_to_grad_partition_buffer", "average_tensor"),
+        "independent_gradient_partition_epilogue",
+    ]
+    first, second = guard["warnings"]
+    assert len(first) == 2  # one each time that a method is prepared
+    for told in first:
+        assert told.startswith(
+            "DeepSpeed 0.19.8 with changes is not DeepSpeed 0.19.8 (envs/gpu.txt)"
+        )
+        assert "Results are the same; steps take longer" in told
+    assert second == []
+    assert guard["masters"] == found["sums"]["theirs"]
 
 
 def test_a_layer_used_twice_has_the_gradient_of_autograd(found: dict[str, Any]) -> None:

@@ -153,9 +153,13 @@ ACTIONS = (
 
 
 def made(folder: Path) -> list[Path]:
-    """Files that a rule makes, settings and locks aside."""
+    """Files that a rule makes, settings and locks aside.
+
+    What lies in a folder that is an output as a whole is left out: Snakemake knows the folder.
+    """
     found = [p for pattern in MADE for top in folder.glob(pattern) for p in (top, *top.rglob("*"))]
-    return sorted(p for p in found if p.is_file() and p.suffix != ".lock")
+    files = [p for p in found if p.is_file() and p.parent.name != "clips"]
+    return sorted(p for p in files if p.suffix != ".lock")
 
 
 def disturb(sequence: ModuleType, run: Any, original: Path, chance: random.Random) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gc25d.contents import Contents
 from gc25d.errors import UserError
+from gc25d.rates import RATES
 from gc25d.records import read_json
 
 RUN_RECORD = Path("train/run.json")
@@ -47,7 +48,8 @@ def check_binding(train: Mapping[str, Any], dataset: str) -> None:
             if found != held:
                 changed[setting] = _other_files(setting, held, found)
     if changed:
-        raise UserError(refusal(list(changed.values())))
+        rates = changed.keys() <= {f"train.{name}" for name in RATES}
+        raise UserError(refusal(list(changed.values()), rates=rates))
 
 
 def _other_files(setting: str, held: Mapping[str, str], found: Mapping[str, str]) -> str:
@@ -75,13 +77,13 @@ def with_contents(settings: Mapping[str, Any], contents: Contents) -> dict[str, 
     return {**kept, **without_contents(settings)}
 
 
-def refusal(changed: list[str]) -> str:
-    """The message that refuses to mix two results in one run."""
+def refusal(changed: list[str], *, rates: bool = False) -> str:
+    """The message that refuses to mix two results in one run; `rates`: they alone changed."""
+    allow = "allow it with train.reset_lr_on_resume: true, or " if rates else ""
     return (
-        "; ".join(changed) + ". Nothing was started. Put the old value or file back, or train "
-        "elsewhere with --directory <new folder>, or set this run aside with "
-        "`python -m gc25d.steps.restart "
-        f"--directory {shlex.quote(str(Path.cwd()))}`"
+        f"{'; '.join(changed)}. Nothing was started. Put the old value or file back, or {allow}"
+        "train elsewhere with --directory <new folder>, or set this run aside with "
+        f"`python -m gc25d.steps.restart --directory {shlex.quote(str(Path.cwd()))}`"
     )
 
 

@@ -8,6 +8,9 @@ share. The kernel drops a lock with the process that held it.
 Jobs that start and read for longer than they compute may share a GPU, as many as its memory holds:
 each holds a lock `<serial>.share-<place>`, and the GPU's own only while it takes that place. Nobody
 joins them while a job that wants a GPU to itself waits and holds `<serial>.next`.
+
+A job that waits has no CUDA context: it learns of the GPUs from gc25d/gpus.py, which also says what
+CUDA_VISIBLE_DEVICES means to it.
 """
 
 import contextlib
@@ -18,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from gc25d.errors import UserError
+from gc25d.gpus import Gpu, free_memory, visible_gpus
 from gc25d.records import locked
 
 _POLL_S = 0.1
@@ -40,11 +44,11 @@ def claimed_device(locks: Path | None = None, wait_s: float = _WAIT_S) -> Iterat
     Raises:
         UserError: all stayed claimed for `wait_s` seconds.
     """
-    serials = _visible_serials()
-    if not serials:
+    gpus = _gpus()
+    if not gpus:
         yield "cpu"
         return
-    with claimed(serials, locks or _shared_locks(), wait_s) as index, _current(index):
+    with claimed(_serials(gpus), locks or _shared_locks(), wait_s) as index, _current(index):
         yield f"cuda:{index}"
 
 
@@ -60,12 +64,12 @@ def shared_device(needed: int, locks: Path | None = None, wait_s: float = _WAIT_
     Raises:
         UserError: there was no place for `wait_s` seconds.
     """
-    serials = _visible_serials()
-    if not serials:
+    gpus = _gpus()
+    if not gpus:
         yield "cpu"
         return
-    fits = functools.partial(_fits, needed)
-    with shared(serials, locks or _shared_locks(), wait_s, fits) as index, _current(index):
+    fits, locks = functools.partial(_fits, gpus, needed), locks or _shared_locks()
+    with shared(_serials(gpus), locks, wait_s, fits) as index, _current(index):
         yield f"cuda:{index}"
 
 
@@ -122,7 +126,7 @@ def _joined(
                 if (
                     _take(serial, locks, gate)
                     and _take(f"{serial}.next", locks, gate)
-                    and fits(index, place)  # may open a context on the GPU
+                    and fits(index, place)
                     and _take(f"{serial}.share-{place}", locks, held)
                 ):
                     return index
@@ -168,24 +172,28 @@ def _take(name: str, locks: Path, held: contextlib.ExitStack) -> bool:
     return False
 
 
-def _visible_serials() -> list[str]:
-    """The GPUs' serial numbers by index; none without a GPU."""
+def _gpus() -> list[Gpu]:
+    """The GPUs by torch's index; none without a GPU."""
     import torch
 
-    if not torch.cuda.is_available():
-        return []
-    indices = range(torch.cuda.device_count())
-    return [str(torch.cuda.get_device_properties(index).uuid) for index in indices]
+    return visible_gpus() if torch.cuda.is_available() else []
 
 
-def _fits(needed: int, index: int, place: int) -> bool:
-    """Whether a GPU holds `place` + 1 jobs; the first may always try."""
-    import torch
+def _serials(gpus: Sequence[Gpu]) -> list[str]:
+    return [gpu.serial for gpu in gpus]
 
+
+def _fits(gpus: Sequence[Gpu], needed: int, index: int, place: int) -> bool:
+    """Whether a GPU holds `place` + 1 jobs; the first may always try.
+
+    Where nobody tells what is free, the jobs that share it are all that counts.
+    """
     if not place:
         return True
-    total = torch.cuda.get_device_properties(index).total_memory
-    return (place + 1) * needed <= total and torch.cuda.mem_get_info(index)[0] >= needed
+    if (place + 1) * needed > gpus[index].total_memory:
+        return False
+    free = free_memory(gpus[index])
+    return free is None or free >= needed
 
 
 def _current(index: int) -> contextlib.AbstractContextManager[None]:

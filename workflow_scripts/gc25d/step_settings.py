@@ -79,7 +79,7 @@ class IndexStep(Section):
 class TrainStep(ReadingStep):
     """What binds a run: a change of any of these is refused while the run exists."""
 
-    version: int = 1
+    version: int = 2
     geometry: Geometry
     text_length: Positive
     text_dim: Positive
@@ -92,7 +92,7 @@ class TrainStep(ReadingStep):
 class EvalStep(ReadingStep):
     """An export → sampled videos and their scores."""
 
-    version: int = 1
+    version: int = 2
     geometry: Geometry
     codec: str
     codec_dir: str

@@ -27,13 +27,13 @@ from gc25d.train.engine import (
     fix_arithmetic,
     fuse,
     peak_memory_gb,
-    sanitize,
 )
 from gc25d.train.fragments import Fragment
+from gc25d.train.gradients import sanitize, tell_sanitized
 from gc25d.train.launch import own_place
 from gc25d.train.zero_config import REDUCE_BUCKET, zero_config
 from gc25d.train.zero_role import PRECISIONS, ZeroRole, ZeroStep
-from gc25d.train.zero_sums import sum_beside_training
+from gc25d.train.zero_sums import PINNED, sum_beside_training
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +128,13 @@ class ZeroEngine:
     def prepare(self, method: TrainingMethod) -> None:
         """Hand each trained role to an engine of DeepSpeed's; frozen ones go to the device."""
         self._roles = {name: self._prepared(name, role) for name, role in method.trained.items()}
+        left_alone = {sum_beside_training(held.zero) for held in self._roles.values()} - {""}
+        if left_alone and self.rank == 0:
+            logger.warning(
+                "%s is not %s (envs/gpu.txt): it sums gradients in its own way. Results are the "
+                "same; steps take longer, as a GPU is held up at the end of every backward pass",
+                *(left_alone.pop(), PINNED),
+            )
         for name, role in method.all_roles.items():
             held = self._roles.get(name)
             if held is None:
@@ -147,7 +154,6 @@ class ZeroEngine:
         held = ZeroRole(name, deepspeed, role.optimizer)
         held.check(self.precision)
         held.restore_masters(weights)
-        sum_beside_training(held.zero)
         return held
 
     def backward(
@@ -175,9 +181,13 @@ class ZeroEngine:
         norms = []
         for name in method.get_grad_clip_targets(iteration):
             gradients = list(self._roles[name].gradients())
-            if name in sanitized:
+            norm = _norm(gradients)
+            if not math.isfinite(norm) and name in sanitized:
                 sanitize(gradients)
-            norms.append(_clip(gradients, max_norm))
+                left = _norm(gradients)
+                norm = left if tell_sanitized(name, iteration, norm, left) else norm
+            _clip(gradients, norm, max_norm)
+            norms.append(norm)
         return math.hypot(*norms)
 
     def fragments(self, method: TrainingMethod) -> list[Fragment]:
@@ -195,7 +205,9 @@ class ZeroEngine:
         if self.rank:
             return None
         held = self._roles.get(role)
-        return bf16_weights(method.roles[role]) if held is None else held.weights()
+        if held is not None:
+            return held.weights()
+        return bf16_weights(method.inference_checkpoint_modules(role)["transformer"])
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """The sum over processes, on the CPU."""
@@ -238,14 +250,17 @@ class ZeroEngine:
             )
 
 
-def _clip(gradients: list[Tensor], max_norm: float) -> float:
-    """Scale all processes' parts down to a global norm of `max_norm`; the norm before that."""
+def _norm(gradients: list[Tensor]) -> float:
+    """The global norm of all processes' parts."""
     total = torch.nn.utils.get_total_norm(gradients).double() ** 2
     distributed.all_reduce(total)
-    norm = float(total.sqrt())
+    return float(total.sqrt())
+
+
+def _clip(gradients: list[Tensor], norm: float, max_norm: float) -> None:
+    """Scale this process's parts down from the global `norm` to `max_norm`."""
     if max_norm / (norm + _NORM_EPSILON) < 1:  # False for NaN; an infinity is refused anyway
         torch._foreach_mul_(gradients, max_norm / (norm + _NORM_EPSILON))
-    return norm
 
 
 def _quiet_deepspeed() -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from gc25d import plan
-from gc25d.binding import check_binding
+from gc25d.binding import began_with, check_binding
 from gc25d.captures_check import check_captures
 from gc25d.contents import Contents
 from gc25d.errors import UserError
 from gc25d.imported_code import code_digest
+from gc25d.rates import with_bound_rates
 from gc25d.records import holds_json, write_json
 from gc25d.settings import Settings
 from gc25d.step_settings import step_json, step_settings
@@ -43,6 +44,9 @@ def settings_contents(
     contents["regression"]["code"] = code_digest()
     files = plan.settings_files(settings)
     contents = kept_contents.settled(settings, contents, named or {})
+    began = began_with()
+    if settings.train.reset_lr_on_resume and began:
+        contents["train"] = with_bound_rates(contents["train"], began)
     check_binding(contents["train"], settings.dataset)
     if settings.capture.source == "external":
         del contents["capture"]  # nothing is ever written below somebody else's captures
