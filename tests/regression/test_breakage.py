@@ -15,6 +15,7 @@ from gc25d.regression.fixtures import Fixture, build_fixture
 from gc25d.regression.gradnorm import measure, origin_of
 from gc25d.regression.refs import Reference, compare, record, reference_of
 from gc25d.settings import Regression
+from gc25d.step_settings import RegressionStep
 from gc25d.steps.check_refs import check_cells
 
 SELF_ATTENTION = {"hunyuan": "attn", "cosmos": "attn1"}
@@ -168,7 +169,7 @@ def test_the_check_fails_every_cell_by_name(tmp_path, monkeypatch):
     path = tmp_path / "CPU.json"
     record(path, "CPU", {cell.name: reference(cell) for cell in CELLS})
     monkeypatch.setattr(gradnorm, "build_fixture", broken_by(block_scaled))
-    verdicts, refused = check_cells("CPU", path, Regression(repeats=1))
+    verdicts, refused = check_cells("CPU", path, RegressionStep(regression=Regression(repeats=1)))
     assert {verdict.cell: verdict.outcome for verdict in verdicts} == {
         cell.name: "out" for cell in CELLS
     }
