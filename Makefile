@@ -22,7 +22,7 @@ $(STAMP): $(wildcard envs/*.txt) pyproject.toml
 	touch $@
 
 run: $(STAMP)
-	$(BIN)/snakemake --cores $(CORES) sft_v10
+	$(BIN)/snakemake sft_v10 --cores $(CORES)
 
 test: $(STAMP)
 	$(BIN)/pytest -n 2

@@ -31,6 +31,13 @@ ROOT = Path(__file__).parents[1]
 DATA = Path("data/gc25d_v10")
 CLIPS = 50
 FRAMES, HEIGHT, WIDTH = 81, 480, 832
+MODELS = (
+    "vae/config.json",
+    "vae/diffusion_pytorch_model.safetensors",
+    "text/config.json",
+    "text/model.safetensors",
+    "transformer/model.safetensors",
+)
 PROMPTS = {f"key{i}": f"The player holds button {i} and walks." for i in range(5)}
 RAW_FILES = (
     "frames.tar",
@@ -80,15 +87,28 @@ def buried_clips(runs: int) -> list[str]:
 
 
 def simulate_captures(folder: Path, runs: int) -> None:
-    """External captures and the settings that describe them."""
+    """External captures, folders of models, and the settings that describe them."""
     for number in range(runs):
         raw = folder / f"captures/day/castle/run-{number:03d}"
         raw.mkdir(parents=True)
         for name in RAW_FILES:
             (raw / name).write_text("{}")
     write_text(folder / "buried.txt", "# unfit\n" + "\n".join(buried_clips(runs)) + "\n")
-    prep = {"val_runs": [run_name(i) for i in range(10)], "buried_file": "buried.txt"}
-    write_text(folder / "own.yaml", yaml.safe_dump({"raw_root": "captures", "prep": prep}))
+    for name in MODELS:
+        write_text(folder / "models" / name, "{}")
+    prep = {
+        "val_runs": [run_name(i) for i in range(10)],
+        "buried_file": "buried.txt",
+        "codec_dir": "models/vae",
+        "text": {"dir": "models/text"},
+    }
+    own = {
+        "raw_root": "captures",
+        "prep": prep,
+        "model": {"init_dir": "models/transformer"},
+        "regression": {"init_from": "models/transformer"},
+    }
+    write_text(folder / "own.yaml", yaml.safe_dump(own))
 
 
 def simulate_prep(folder: Path, runs: int) -> None:

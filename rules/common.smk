@@ -7,9 +7,10 @@ from pathlib import Path
 
 from snakemake.settings.types import DeploymentMethod
 
-from gc25d import config_files, plan
+from gc25d import config_files, digest_cache, plan
+from gc25d.contents import cache_file, named_contents
 from gc25d.errors import UserError
-from gc25d.workflow import settings_files
+from gc25d.workflow import bound_data, kept_contents, settings_files
 
 try:
     config_files.check_config(
@@ -17,7 +18,8 @@ try:
     )
     settings = plan.load_settings(config)
     runs = plan.raw_runs(settings)
-    contents = settings_files.settings_contents(settings)
+    named, new_digests = named_contents(settings, logger.info)
+    contents = settings_files.settings_contents(settings, named)
     if not workflow.is_main_process:
         settings_files.check_unchanged(settings, contents)
     sources = settings_files.write_sources(
@@ -26,6 +28,10 @@ try:
 except (UserError, OSError) as error:
     raise WorkflowError(str(error))
 
+if workflow.is_main_process and (
+    told := kept_contents.unknown_contents(settings, contents)
+):
+    logger.warning(told)
 caches = plan.cache_environment(settings)
 tmpdir = caches.pop("TMPDIR")  # made by the first job
 os.environ.update(caches)
@@ -106,9 +112,21 @@ def lacking_parts(wildcards):
     parts = [*TENSORS, *ROWS, *data_files]
     if not Path(ready).exists() or not settings_files.missing(parts):
         return []
-    news = Path(workflow.snakemake_tmp_dir) / "lacking_parts"
-    news.touch()
-    return str(news)
+    return new_file("lacking_parts")
+
+
+def other_data(wildcards):
+    """A new file, as long as the binding is not of these data: a refusal is repeated each time."""
+    if bound_data.is_bound_to(Path("train/binding.json"), Path(ready)):
+        return []
+    return new_file("other_data")
+
+
+def new_file(name):
+    """A file that is newer than any output, so that whoever reads it runs; gone with this run."""
+    path = Path(workflow.snakemake_tmp_dir) / name
+    path.touch()
+    return str(path)
 
 
 def before_training(wildcards):

@@ -59,6 +59,7 @@ onstart:
     if workflow.is_main_process:
         try:
             hold_data(workflow.dag)
+            digest_cache.remember(cache_file(settings), new_digests)
         except UserError as error:
             raise WorkflowError(str(error))
 
@@ -67,6 +68,8 @@ onsuccess:
     if workflow.is_main_process:
         dag = workflow.dag
         try:
-            targets.check_finished(dag.jobs, dag.dependencies, dag.finished)
+            targets.check_finished(
+                dag.jobs, dag.dependencies, dag.finished, asked_for()
+            )
         except UserError as error:
             raise WorkflowError(str(error))

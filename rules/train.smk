@@ -3,16 +3,23 @@
 train = settings.train
 hardware = settings.hardware
 engine, per_node = plan.training_processes(settings)
+# The settings file keeps the rates that the run is bound to; no finished checkpoint reruns.
+rates = (
+    f" --lr {train.lr!r} --cond-lr {train.cond_lr!r}"
+    if train.reset_lr_on_resume
+    else ""
+)
 
 
-# Holds the run to one set of settings and data; refuses when either changed under it. Its output is
-# update()d: a refusal leaves it in place.
+# Holds the run to one set of settings and data; refuses when either changed under it, and again
+# each time: a refusal leaves no output.
 rule bind_run:
     input:
+        other_data,
         ready=ready,
         settings=steps["train"],
     output:
-        binding=update("train/binding.json"),
+        binding="train/binding.json",
     log:
         "logs/train/binding.log",
     localrule: True
@@ -73,6 +80,7 @@ rule train_segment:
             f" --gpus-per-node {hardware.gpus_per_node}"
             f" --kernels {train.kernels}"
             f" --compile {settings.model.compile} --recompute {settings.model.recompute}"
+            f"{rates}"
         ),
     # exec: a request to stop reaches the trainer, no shell between dies of it.
     shell:

@@ -27,8 +27,12 @@ LAYERS = (
         "devices_claim",
         "step_settings",
         "processes",
+        "rates",
         "imported_code",
         "captures_check",
+        "digest_cache",
+        "contents",
+        "binding",
         "plan",
         "settings_docs",
         "workflow",
@@ -57,8 +61,12 @@ NO_TORCH = (
     "records",
     "step_settings",
     "processes",
+    "rates",
     "imported_code",
     "captures_check",
+    "digest_cache",
+    "contents",
+    "binding",
     "plan",
     "settings_docs",
     "workflow",
@@ -111,9 +119,10 @@ def test_rules_reach_only_modules_without_torch() -> None:
         if line.startswith(("from gc25d", "import gc25d"))
     }
     allowed = {
-        "from gc25d import config_files, plan",
+        "from gc25d import config_files, digest_cache, plan",
+        "from gc25d.contents import cache_file, named_contents",
         "from gc25d.errors import UserError",
         "from gc25d.workflow import data_lock, targets",
-        "from gc25d.workflow import settings_files",
+        "from gc25d.workflow import bound_data, kept_contents, settings_files",
     }
     assert used == allowed

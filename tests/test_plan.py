@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gc25d import plan
+from gc25d.binding import RUN_RECORD
 from gc25d.errors import UserError
 from gc25d.records import read_json, write_json
 from gc25d.settings import Settings
@@ -96,9 +97,7 @@ def test_a_bound_run_refuses_other_settings(
     monkeypatch.chdir(tmp_path)
     write_settings_files(settings())
     bound = read_json(Path("train/settings.json"))
-    write_json(
-        plan.RUN_RECORD, {"dataset": "gc25d_v10", "data_fingerprint": "f", "settings": bound}
-    )
+    write_json(RUN_RECORD, {"dataset": "gc25d_v10", "data_fingerprint": "f", "settings": bound})
     write_settings_files(settings(train={"max_steps": 5000, "workers": 2}))
     with pytest.raises(UserError) as refused:
         write_settings_files(settings(train={"lr": 0.5}, model={"vocab": "ids"}))
@@ -109,6 +108,27 @@ def test_a_bound_run_refuses_other_settings(
     assert "gc25d.steps.restart" in said
     assert read_json(Path("train/settings.json")) == bound
     write_settings_files(settings())
+
+
+def test_rates_may_change_under_a_run_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer gets them as arguments: settings and binding stay, nothing finished reruns."""
+    monkeypatch.chdir(tmp_path)
+    write_settings_files(settings())
+    path = Path("train/settings.json")
+    bound, written = read_json(path), path.stat().st_mtime_ns
+    write_json(RUN_RECORD, {"dataset": "gc25d_v10", "data_fingerprint": "f", "settings": bound})
+    asked = {"lr": 0.5, "cond_lr": 0.25, "reset_lr_on_resume": True}
+    with pytest.raises(
+        UserError, match=r"Put the old value or file back, or allow it with train\.reset_lr"
+    ):
+        write_settings_files(settings(train={"lr": 0.5, "cond_lr": 0.25}))
+    write_settings_files(settings(train=asked))
+    assert read_json(path) == bound
+    assert path.stat().st_mtime_ns == written
+    with pytest.raises(UserError, match=r"train\.seed is 1, the run was started with 0\. "):
+        write_settings_files(settings(train={**asked, "seed": 1}))
 
 
 def test_external_captures_are_never_written_to(

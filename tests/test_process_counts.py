@@ -35,6 +35,15 @@ def test_one_process_may_ask_for_deepspeed() -> None:
     assert plan.training_processes(loaded) == ("deepspeed", 1)
 
 
+def test_low_precision_masters_need_the_plain_engine_and_bf16() -> None:
+    low = {"master_weights": "bf16", "precision": "bf16"}
+    assert plan.load_settings(settings(low, {})).train.master_weights == "bf16"
+    with pytest.raises(UserError, match="master_weights is bf16 with the deepspeed engine"):
+        plan.load_settings(settings(low, {"gpus_per_node": 2}))
+    with pytest.raises(UserError, match="master_weights is bf16 with precision fp32"):
+        plan.load_settings(settings({"master_weights": "bf16"}, {}))
+
+
 def test_a_batch_that_does_not_divide_is_refused_with_the_legal_numbers() -> None:
     asked = settings({"global_batch": 12, "grad_accum": 2}, {"nodes": 2, "gpus_per_node": 4})
     with pytest.raises(

@@ -162,7 +162,7 @@ def test_all_faults_of_a_section_are_named_each_in_a_line(config: dict, said: li
 def test_free_settings_do_not_bind_a_run() -> None:
     kept = result_settings(Train())
     free = {"max_steps", "checkpoint_every", "save_every", "micro_batch", "log_every", "workers"}
-    free |= {"engine", "kernels"}
+    free |= {"engine", "kernels", "reset_lr_on_resume"}
     assert set(kept) == set(Train.model_fields) - free
     assert result_settings(Train(workers=3, max_steps=7)) == kept
     assert result_settings(Train(lr=2e-3)) != kept

@@ -151,6 +151,27 @@ def test_metrics_are_the_means_of_what_lies_beside_them(root, done):
             )
         assert metrics[score] == pytest.approx(np.mean(by_clip), abs=2e-6)
     assert metrics["step"] == 7
+    given = [clip["frame_0_psnr"] for clip in metrics["clips"]]
+    assert metrics["frame_0"]["psnr"] == pytest.approx(np.mean(given), abs=2e-6)
+    assert metrics["frame_0"]["note"] == frames["frame_0"]["note"]
+    assert "no mean" in metrics["frame_0"]["note"]
+
+
+def test_frame_0_is_the_given_frame_through_the_codec(root, done):
+    """It is generated from the very latent that the codec alone decodes, to rounding."""
+    truth, _ = recorded_frames(root / "raw", FIRST, (5, 32, 64))
+    codec = codec_for("dct", "")
+    decoded = codec.decode(codec.encode(truth))
+    mse = np.mean((decoded[0].astype(float) - truth[0].astype(float)) ** 2)
+    frames = read_json(done / f"clips/{FIRST}.json")
+    by_hand = 10 * np.log10(255**2 / mse)
+    assert frames["frame_0"]["psnr"] == pytest.approx(by_hand, abs=0.5)
+    assert frames["frame_0"]["ceiling_psnr"] == pytest.approx(by_hand, abs=0.5)
+    assert frames["frame_0"]["psnr"] > max(frames["psnr"])
+
+
+def test_metrics_name_their_origin(root, done):
+    metrics = read_json(done / "metrics.json")
     assert metrics["weights_sha256"] == digest_file(root / "step-7.safetensors")
     assert metrics["settings"]["evaluation"]["steps"] == 3
     assert metrics["seconds"] > 0

@@ -71,6 +71,8 @@ def test_frame_zero_is_not_scored():
     frames[0] = 200
     assert score_clip(frames, truth, "c").means.psnr == PSNR_CAP
     assert len(score_clip(frames, truth, "c").psnr) == 2
+    # Told apart from the mean: a difference of 190 everywhere.
+    assert score_clip(frames, truth, "c").frame_0_psnr == pytest.approx(20 * math.log10(255 / 190))
 
 
 def test_means_are_over_frames_then_over_clips():

@@ -56,7 +56,8 @@ def check(
     for one, other, right in zip(found, again, expected, strict=True):
         assert torch.equal(one, other)
         assert one.shape == right.shape
-        assert float((one.double() - right).norm() / right.norm()) < bound
+        error = (one.double() - right).norm() / right.norm()
+        assert float(error.detach()) < bound
 
 
 @pytest.mark.parametrize(("dtype", "bound"), DTYPES)

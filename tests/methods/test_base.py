@@ -1,5 +1,6 @@
 """Every hook of `TrainingMethod`, on a method of two linear networks and a frozen third."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,7 +115,15 @@ def test_optimizers_schedulers_and_clip_targets_follow_the_iteration() -> None:
         name: [id(role.model.weight)] for name, role in method.trained.items()
     }
     assert list(method.get_grad_clip_targets(1)) == ["critic"]
-    assert method.get_grad_sanitize_targets(0) == {}
+    for iteration in (0, 1):
+        clipped, sanitized = (
+            {name: [id(p) for p in found] for name, found in targets.items()}
+            for targets in (
+                method.get_grad_clip_targets(iteration),
+                method.get_grad_sanitize_targets(iteration),
+            )
+        )
+        assert sanitized == clipped
 
 
 def test_draws_follow_sample_and_step_alone() -> None:
@@ -217,12 +226,32 @@ def test_low_precision_masters_are_refused_unless_allowed() -> None:
         requires_fp32_master_weights = False
 
     assert Allowed(linear(1.0), low).roles["critic"] is low
+    # By configuration, as train.master_weights: bf16 has it.
+    config = dataclasses.replace(CONFIG, low_precision_masters=True)
+
+    class Configured(Pair):
+        def __init__(self, critic: nn.Module) -> None:
+            roles = {"student": trainable_role(linear(1.0), CONFIG)}
+            TrainingMethod.__init__(self, 0, {**roles, "critic": trainable_role(critic, config)})
+
+    assert Configured(low).roles["critic"] is low
 
 
-def test_optimization_is_the_trainers_unless_a_method_manages_it() -> None:
+def test_a_managed_step_is_a_single_train_step_by_default() -> None:
     assert not Pair.manages_optimization
-    with pytest.raises(TypeError, match="Pair does not manage its optimization"):
-        pair().managed_train_step([], 0)
+    method = pair()
+    found, alone = method.managed_train_step([None], 1), method.single_train_step(None, 1)
+    assert found[0].keys() == alone[0].keys() == {"critic_loss"}
+    assert found[0]["critic_loss"].item() == alone[0]["critic_loss"].item() == 6.0
+
+
+def test_the_tracker_and_validation_hooks_do_nothing_by_default() -> None:
+    method, told = pair(), []
+    method.tracker.log({"reward": 1.0}, 1)  # before the trainer gives one
+    method.set_tracker(SimpleNamespace(log=lambda values, step: told.append((values, step))))
+    method.tracker.log({"reward": 2.0}, 5)
+    assert told == [({"reward": 2.0}, 5)]
+    assert not method.on_validation_begin(-1)
 
 
 def test_replaced_roles_are_used() -> None:
@@ -273,14 +302,16 @@ def test_gradient_sync_of_sharded_modules(monkeypatch: pytest.MonkeyPatch) -> No
         original(self, required, recurse=recurse)
 
     monkeypatch.setattr(FSDPModule, "set_requires_gradient_sync", counted)
-    method.set_requires_gradient_sync(False)
+    method.set_requires_gradient_sync(False, 1)
+    assert calls == []  # at odd iterations the critic alone learns
+    method.set_requires_gradient_sync(False, 0)
     assert sorted(calls) == sorted([(id(student), False), (id(student[1]), False)])
-    method.set_is_last_backward(False)
+    method.set_is_last_backward(False, 0)
     assert not student._get_fsdp_state()._state_ctx.is_last_backward
     step(method, 0)
     assert student[1].weight.grad is None  # kept unreduced
-    method.set_requires_gradient_sync(True)
-    method.set_is_last_backward(True)
+    method.set_requires_gradient_sync(True, 0)
+    method.set_is_last_backward(True, 0)
     losses, outputs, _ = method.single_train_step(None, 0)
     method.backward(losses, outputs, 1)
     assert float(student[1].weight.grad.full_tensor()) == pytest.approx(2 * 5.0, rel=1e-5)

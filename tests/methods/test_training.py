@@ -13,6 +13,7 @@ from gc25d.methods import ode_paths, ode_solver
 from gc25d.records import digest_file, read_csv, read_json, write_json
 from gc25d.step_settings import TrainStep, step_json
 from gc25d.steps import build_ode_cache
+from gc25d.train.logs import TRAIN_COLUMNS
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
 
@@ -80,9 +81,15 @@ def test_a_run_stopped_half_way_goes_on_exactly(
     assert train(settings, small_dataset, tmp_path / "parts", STEPS) == whole
     rows = [read_csv(tmp_path / run / "train_log.csv") for run in ("whole", "parts")]
     names = ("step", "clips", "loss", "mse", "timestep", "lr", "grad_norm")
-    logged = [[[row[name] for name in names] for row in of_run] for of_run in rows]
+    own = ("critic_loss", "generator_loss") if method in ("dmd2", "self_forcing") else ()
+    assert tuple(rows[0][0]) == (*TRAIN_COLUMNS, *own)
+    logged = [[[row[name] for name in (*names, *own)] for row in of_run] for of_run in rows]
     assert logged[0] == logged[1]
     assert len(logged[0]) == STEPS
+    if own:  # the student learns at every second iteration, the first among them
+        assert [row["generator_loss"] != "" for row in rows[0]] == [True, False] * (STEPS // 2)
+        parts = [float(row["generator_loss"] or 0) + float(row["critic_loss"]) for row in rows[0]]
+        assert parts == pytest.approx([float(row["loss"]) for row in rows[0]], rel=1e-6)
     # Warm-up takes 12 updates; a distilled student has had ten when step 20 begins.
     rate = 11 / 12 if method in ("dmd2", "self_forcing") else 1
     assert float(rows[0][-1]["lr"]) == pytest.approx(1e-3 * rate)

@@ -10,7 +10,7 @@ from torch import nn
 from gc25d.errors import UserError
 from gc25d.model.shards import save_native_shards
 from gc25d.model.zoo import build_model, wan_config
-from gc25d.records import read_json, write_json
+from gc25d.records import digest_file, read_json, write_json
 from gc25d.regression import devices, gradnorm
 from gc25d.regression.cells import CELLS, measured_cells, small_cell
 from gc25d.regression.fixtures import build_fixture
@@ -26,7 +26,7 @@ FEW = (small_cell("wan", "finetune"), small_cell("wan_causal", "dfsft"))
 def few(monkeypatch):
     """Two cells stand for all."""
     for step in (record_refs, check_refs):
-        monkeypatch.setattr(step, "measured_cells", lambda _: FEW)
+        monkeypatch.setattr(step, "measured_cells", lambda *_: FEW)
 
 
 def arguments(tmp_path, **changes) -> argparse.Namespace:
@@ -99,6 +99,42 @@ def test_cells_on_base_weights(tmp_path):
     assert again.digest != first[0].digest
 
 
+@pytest.mark.parametrize("recorded_with_contents", [True, False])
+def test_base_weights_replaced_outside_block_0_make_a_reference_stale(
+    tmp_path, monkeypatch, recorded_with_contents
+):
+    """Unless it was recorded before the files' digest was: it is compared as it was then."""
+    model = build_model(wan_config("tiny", None, 24), 5, zero_head=False)
+    save_native_shards(model.state_dict(), model.config, tmp_path / "base", dtype=torch.float32)
+
+    def only_real(init_from, base):
+        return measured_cells(init_from, base)[len(CELLS) :][:1]
+
+    for step in (record_refs, check_refs):
+        monkeypatch.setattr(step, "measured_cells", only_real)
+
+    def run(step, *, known=True, **changes):
+        asked = arguments(tmp_path, init_from=str(tmp_path / "base"), repeats=1, **changes)
+        if known:
+            found = {path.name: digest_file(path) for path in sorted((tmp_path / "base").iterdir())}
+            step_content = read_json(asked.settings)
+            step_content["contents"] = {"regression.init_from": found}
+            write_json(asked.settings, step_content)
+        if step is check_refs:
+            asked.out = tmp_path / "regression/CPU.json"
+        step.main(asked)
+        return read_json(asked.out)["cells"]["wan@tiny/finetune"]
+
+    recorded = run(record_refs, known=recorded_with_contents)
+    assert ("base" in recorded) is recorded_with_contents
+    assert run(check_refs, strict=True)["outcome"] == "ok"
+    with torch.no_grad():
+        model.head.head.weight.mul_(1.01)
+    save_native_shards(model.state_dict(), model.config, tmp_path / "base", dtype=torch.float32)
+    expected = "stale" if recorded_with_contents else "ok"
+    assert run(check_refs)["outcome"] == expected
+
+
 def test_another_device_is_named_and_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "current_device_name", lambda: "NVIDIA H200")
     asked = arguments(tmp_path)
@@ -135,7 +171,7 @@ def test_a_cell_s_own_tolerance_goes_before_the_setting_s(tmp_path, monkeypatch)
     record_refs.main(arguments(tmp_path))
     shifted(tmp_path, 1 / 1.05)
     own = (dataclasses.replace(FEW[0], rtol=0.03), FEW[1])
-    monkeypatch.setattr(check_refs, "measured_cells", lambda _: own)
+    monkeypatch.setattr(check_refs, "measured_cells", lambda *_: own)
     with pytest.raises(UserError, match=r"5\.0% off, tolerance 3%"):
         check(tmp_path, rtol=0.5)
     # Given with an import: the tolerance that its owner states for these norms.

@@ -52,7 +52,14 @@ def test_clipping_bounds_the_update_and_tells_the_norm_before(found: dict[str, A
     assert 0.01 * (1 - 1e-5) < float(moved.norm()) <= 0.01 * (1 + 1e-5)
 
 
-def test_a_gradient_that_is_not_finite_is_refused_everywhere(found: dict[str, Any]) -> None:
+def test_a_gradient_that_is_not_finite_becomes_zero_everywhere(found: dict[str, Any]) -> None:
+    """(2.5, inf, 0, 0) with a finite loss: the second weight stays, the first moves by 2.5."""
+    assert found["sanitized"]["norm"] == 2.5
+    moved = whole(found["sanitized"]["masters"])
+    assert moved == pytest.approx([START[0] - 2.5, *START[1:]], abs=1e-7)
+
+
+def test_a_loss_that_is_not_finite_is_refused_everywhere(found: dict[str, Any]) -> None:
     first, second = found["infinity"]["messages"]
     assert first == second
     assert first.startswith("step 7: loss inf, gradient norm ")

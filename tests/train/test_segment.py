@@ -103,7 +103,7 @@ def test_a_kill_between_saves_changes_nothing(
     assert train(small_dataset, tmp_path, 7) == digest_file(whole / "step-7/weights.safetensors")
     assert rows(tmp_path) == rows(whole)
     validated = [int(row["step"]) for row in read_csv(tmp_path / "val_log.csv")]
-    assert validated == [2, 4, 6, 7]
+    assert validated == [0, 2, 4, 6, 7]
 
 
 def test_workers_and_log_settings_change_nothing(

@@ -59,6 +59,23 @@ def check_infinity(engine: ZeroEngine) -> dict[str, object]:
     return {"messages": engine.gather(message), "weights": engine.gather(weights)}
 
 
+def check_sanitized(engine: ZeroEngine) -> dict[str, object]:
+    """The second process's gradient has an infinity beside what `check_accumulation` has."""
+    model = Slope()
+    if engine.rank == 1:
+        infinite = torch.tensor([0.0, float("inf"), 0.0, 0.0])
+        model.weights.register_hook(lambda gradient: gradient + infinite.to(gradient.dtype))
+    method = Toy(model)
+    engine.prepare(method)
+    slopes = [torch.tensor(float(i)) for i in range(1, MICRO_BATCHES + 1)]
+    row, _ = segment(method, engine, 1e9).optimizer_step(
+        1, iter(micro_batches(slopes, engine.rank))
+    )
+    mapping = method.roles[STUDENT].module.weights._hp_mapping
+    own = [mapping.lp_fragment_address.start, *mapping.hp_fragment.tolist()] if mapping else []
+    return {"norm": row["grad_norm"], "masters": engine.gather(own)}
+
+
 def check_twice(engine: ZeroEngine) -> dict[str, object]:
     """Each process its own inputs; rank 0 also tells the gradient norm that autograd gives."""
     method = Toy(Twice())
@@ -140,6 +157,7 @@ def main(out: Path) -> None:
         "accumulated": check_accumulation(engine, 1e9),
         "clipped": check_accumulation(engine, 0.01),
         "infinity": check_infinity(engine),
+        "sanitized": check_sanitized(engine),
         "sums": check_own_sums(engine),
         "guard": check_guard(engine),
         "twice": check_twice(engine),

@@ -182,3 +182,8 @@ def test_a_missing_or_forgotten_file_ends_a_run_with_an_error(tmp_path: Path) ->
     (tmp_path / "scored").unlink()
     with pytest.raises(UserError, match="scored is missing"):
         targets.check_finished(reads, reads, {made, goal}.__contains__)
+    (tmp_path / "scored").touch()
+    (tmp_path / "made").unlink()
+    targets.check_finished(reads, reads, {scored, goal}.__contains__)
+    with pytest.raises(UserError, match="made is missing"):
+        targets.check_finished(reads, reads, {scored, goal}.__contains__, [made.output[0]])

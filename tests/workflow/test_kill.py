@@ -204,7 +204,7 @@ def test_random_kills_of_the_trainer_change_nothing(small_dataset: Path, tmp_pat
     assert logged[0] == logged[1]
     assert [int(step) for step, _, _ in logged[0]] == [*range(1, Trainer.STEPS + 1)]
     validated = [int(row["step"]) for row in read_csv(killed.run / "val_log.csv")]
-    assert validated == [50, 100, 120]
+    assert validated == [0, 50, 100, 120]
     assert not killed.writing()
     assert sorted(path.name for path in (killed.run / "states").iterdir()) == [
         *("step-0000118", "step-0000120")

@@ -1,6 +1,8 @@
 """The DAG itself, run as a user runs it, in a folder whose name no shell line would like."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -113,6 +115,25 @@ def test_what_alters_no_result_reruns_nothing(run: Path) -> None:
     assert NOTHING in succeed(run, "-n", "sft_v10", "--config", *free)
 
 
+def test_rates_change_under_a_finished_run(run: Path) -> None:
+    """Steps 1 to 4 stay and are verified anew; 5 and 6 have the new rates."""
+    rates = "train={lr: 0.001, cond_lr: 0.0015"
+    allowed = f"{rates}, reset_lr_on_resume: true, max_steps: 6}}"
+    assert "train.reset_lr_on_resume: true" in refuse(run, "-n", "sft_v10", "--config", rates + "}")
+    weights = contents(run, "train/step-2", "train/step-4", "exports")
+    assert NOTHING in succeed(run, "-n", FINAL, "verify/step-4.json", "--config", allowed)
+    (run / "verify/step-4.json").unlink()
+    succeed(run, "verify/step-4.json", "verify/step-6.json", "--config", allowed)
+    assert contents(run, "train/step-2", "train/step-4", "exports").items() >= weights.items()
+    told = [read_json(run / f"verify/step-{step}.json")["metadata"] for step in (4, 6)]
+    assert "lr_changes" not in told[0]
+    change = {"step": 5, "lr": 0.001, "cond_lr": 0.0015}
+    assert json.loads(told[1]["lr_changes"]) == [change]
+    rows = read_csv(run / "train/train_log.csv")[3:]
+    logged = [(float(row["lr"]), float(row["cond_lr"])) for row in rows]
+    assert logged == [(0.003, 0.003), (0.001, 0.0015), (0.001, 0.0015)]
+
+
 def test_editing_a_comment_in_a_module_reruns_nothing(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "repository"
     copy.mkdir()
@@ -134,7 +155,7 @@ def test_editing_a_comment_in_a_module_reruns_nothing(run: Path, tmp_path: Path)
     # The copy is what the dry run reads: another version in it reruns the step.
     module = package / "step_settings.py"
     evaluation = module.read_text().split("class EvalStep")
-    evaluation[1] = evaluation[1].replace("version: int = 1", "version: int = 99", 1)
+    evaluation[1] = re.sub(r"version: int = \d+", "version: int = 99", evaluation[1], count=1)
     module.write_text("class EvalStep".join(evaluation))
     assert jobs(run, *arguments[:2], "sft_v10", env=env)["evaluate_checkpoint"] == 1
 

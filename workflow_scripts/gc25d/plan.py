@@ -1,11 +1,10 @@
-"""What the rules need to know at parse time: settings, runs, the checkpoint chain, the binding.
+"""What the rules need to know at parse time: settings, runs, the checkpoint chain.
 
 Imports no torch. Raises `UserError`, whose message the Snakefile prints as it is.
 """
 
 import difflib
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from gc25d.records import read_json
 from gc25d.settings import Settings
 
 _TAR_PART = re.compile(r"(?:frames|stencil)-\d{1,6}\.tar")
-RUN_RECORD = Path("train/run.json")
-"""What a run is bound to: its settings and the fingerprint of its data."""
 PLACED = Path("train/placed.json")
 """The step at which a state of an older format was placed (gc25d.steps.place_state), if one was."""
 
@@ -236,46 +233,6 @@ def check_val_runs(val_runs: Sequence[str], runs: Sequence[str]) -> None:
                 f"prep.val_runs holds {name}, which is none of the {len(runs)} runs: "
                 f"did you mean {' or '.join(close)}?"
             )
-
-
-def check_binding(train: dict[str, Any], dataset: str) -> None:
-    """Refuse settings that differ from those the run in this directory is bound to.
-
-    Raises:
-        UserError: names each changed field, both values, and the ways out.
-    """
-    if not RUN_RECORD.exists():
-        return
-    record = read_json(RUN_RECORD)
-    bound = {"dataset": record["dataset"], **flatten(record["settings"])}
-    asked = {"dataset": dataset, **flatten(train)}
-    changed = [
-        f"{key} is {asked.get(key)!r}, the run was started with {bound.get(key)!r}"
-        for key in sorted(bound.keys() | asked.keys())
-        if bound.get(key) != asked.get(key)
-    ]
-    if changed:
-        raise UserError(refusal(changed))
-
-
-def refusal(changed: list[str]) -> str:
-    """The message that refuses to mix two results in one run."""
-    return (
-        "; ".join(changed) + ". Nothing was started. Put the old value back, or train elsewhere "
-        "with --directory <new folder>, or set this run aside with `python -m gc25d.steps.restart "
-        f"--directory {shlex.quote(str(Path.cwd()))}`"
-    )
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots: {"train": {"lr": 1}} → {"train.lr": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def references_path(settings: Settings, device: str, repository: Path) -> Path:

@@ -34,11 +34,17 @@ def check_processes(train: Train, hardware: Hardware) -> None:
     Whether the last step of an epoch divides too is known with the data (dataset/order.py).
 
     Raises:
-        UserError: the global batch does not divide; lists the numbers of processes that do.
+        UserError: the global batch does not divide (lists the numbers of processes that do), or
+            the engine cannot have such master weights.
     """
     per_node = processes_per_node(hardware)
     processes = hardware.nodes * per_node
-    choose_engine(train.engine, processes)
+    engine = choose_engine(train.engine, processes)
+    if train.master_weights == "bf16" and engine == "deepspeed":
+        raise UserError(
+            "train.master_weights is bf16 with the deepspeed engine, whose master weights are "
+            "fp32: set it to fp32, or train one process with train.engine plain"
+        )
     if train.global_batch % processes:
         legal = [n for n in range(1, train.global_batch + 1) if train.global_batch % n == 0]
         raise UserError(

@@ -16,9 +16,10 @@ GENERATOR = "python -m gc25d.steps.document_settings"
 def config_yaml() -> str:
     """`config/config.yaml`: every key with its default and its description as a comment."""
     head = [
-        "# Every setting with its default. Describe changes in a file of your own and pass it with",
-        "# --configfile: it is merged over this one. [free] settings may change under a run, the",
-        f"# others bind it (docs/resume.md). Made by `{GENERATOR}`.",
+        "# Every setting with its default. A file of your own is merged over this one:",
+        "# `snakemake sft_v10 --cores all --configfile mine.yaml`, the target first. Settings",
+        "# marked [free] may change under a run, the others bind it (docs/resume.md).",
+        f"# Made by `{GENERATOR}`.",
     ]
     return "\n".join([*head, *_yaml_lines(Settings(), 0)]) + "\n"
 

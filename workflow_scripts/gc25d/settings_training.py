@@ -116,7 +116,7 @@ class Train(Section):
     micro_batch: Positive = Field(8, json_schema_extra=FREE)
     """Samples of a forward pass on one device, at most; another value changes rounding only."""
     lr: Rate = 3e-3
-    """Learning rate of the transformer."""
+    """Learning rate of the transformer, after the warm-up."""
     cond_lr: Rate = 3e-3
     """Learning rate of the semantic condition (`gc_sem_cond.*`)."""
     warmup_steps: Natural = 30
@@ -125,11 +125,17 @@ class Train(Section):
     """AdamW's decoupled weight decay."""
     grad_clip: Rate = 1.0
     """Largest global gradient norm; larger ones are scaled down to it."""
+    reset_lr_on_resume: bool = Field(False, json_schema_extra=FREE)
+    """Lets `lr` and `cond_lr` change under a run: training goes on from its last state with the new
+    ones. Each change stands in history.jsonl, in done.json and in the export's metadata."""
     ema: Annotated[Number, Field(ge=0, lt=1)] = 0.0
     """Decay of a moving average of the weights, kept in fp32 and exported beside them
     (`exports/step-<n>-ema.safetensors`); 0 keeps none."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of the forward and backward pass; master weights are always fp32."""
+    """Arithmetic of the forward and backward pass."""
+    master_weights: Literal["fp32", "bf16"] = "fp32"
+    """Type of the trained weights and their moments. `bf16` halves their memory and loses updates
+    below 1/256 of a weight; it needs the plain engine and `precision: bf16`."""
     seed: Natural = 0
     """Seeds the starting weights, the order and every draw."""
     cpu_threads: Positive = 2
@@ -152,6 +158,11 @@ class Train(Section):
             yield (
                 f"global_batch is {self.global_batch}, expected a multiple of grad_accum "
                 f"({self.grad_accum}): use {_multiples(self.global_batch, self.grad_accum)}"
+            )
+        if self.master_weights == "bf16" and self.precision != "bf16":
+            yield (
+                f"master_weights is bf16 with precision {self.precision}: set precision to bf16, "
+                "or master_weights to fp32"
             )
         steps, student = self.kd.teacher_steps, self.distill.denoising_steps
         if self.method == "kd" and steps % student:

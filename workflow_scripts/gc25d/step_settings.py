@@ -10,13 +10,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from gc25d.contents import Contents
 from gc25d.errors import UserError
-from gc25d.records import read_json
+from gc25d.records import digest_json, read_json
 from gc25d.settings import Capture, Evaluation, Geometry, Prep, Regression, Samples, Settings, Text
 from gc25d.settings_base import Natural, Positive, Section, result_settings
 from gc25d.settings_training import Model, Train, Validation
+
+READ_BY = {
+    "prep": ("prep.codec_dir",),
+    "text": ("prep.text.dir",),
+    "train": ("model.init_dir", "model.init_ckpt", "train.teacher.weights"),
+    "eval": ("prep.codec_dir",),
+    "regression": ("regression.init_from",),
+}
+"""Step → the settings whose files it reads."""
+
+
+class ReadingStep(Section):
+    """A step that reads files which settings name."""
+
+    contents: Contents = Field(default_factory=dict)
+    """Setting → its files → SHA-256 (`gc25d.contents`); for training those of its data too."""
 
 
 class CaptureStep(Section):
@@ -27,7 +44,7 @@ class CaptureStep(Section):
     capture: Capture
 
 
-class PrepStep(Section):
+class PrepStep(ReadingStep):
     """One raw run → latents, ids and index rows."""
 
     version: int = 2
@@ -36,7 +53,7 @@ class PrepStep(Section):
     codec_dir: str
 
 
-class TextStep(Section):
+class TextStep(ReadingStep):
     """All prompts → the text table."""
 
     version: int = 1
@@ -59,10 +76,10 @@ class IndexStep(Section):
     grad_accum: Positive
 
 
-class TrainStep(Section):
+class TrainStep(ReadingStep):
     """What binds a run: a change of any of these is refused while the run exists."""
 
-    version: int = 1
+    version: int = 2
     geometry: Geometry
     text_length: Positive
     text_dim: Positive
@@ -72,10 +89,10 @@ class TrainStep(Section):
     validation: Validation
 
 
-class EvalStep(Section):
+class EvalStep(ReadingStep):
     """An export → sampled videos and their scores."""
 
-    version: int = 1
+    version: int = 2
     geometry: Geometry
     codec: str
     codec_dir: str
@@ -83,13 +100,19 @@ class EvalStep(Section):
     cpu_threads: Positive
 
 
-class RegressionStep(Section):
+class RegressionStep(ReadingStep):
     """Gradient norms of every cell on one device."""
 
     version: int = 1
     code: str = ""
     """Digest of the guarded code."""
     regression: Regression
+
+    @property
+    def base(self) -> str:
+        """Digest of the files of `init_from`; "" without any."""
+        files = self.contents.get("regression.init_from")
+        return digest_json(files) if files else ""
 
 
 StepT = TypeVar("StepT", bound=Section)
@@ -185,7 +208,10 @@ def _one_run(capture: Capture) -> Capture:
 
 def step_json(step: Section) -> dict[str, Any]:
     """The content of a step's settings file: only what alters the result."""
-    return result_settings(step)
+    kept = result_settings(step)
+    if not kept.get("contents", True):
+        del kept["contents"]
+    return kept
 
 
 def load_step(path: Path, step: type[StepT]) -> StepT:

@@ -1,7 +1,7 @@
 """How close a generated clip comes to the recorded one: PSNR and SSIM, frame by frame.
 
 Both come from scikit-image on the uint8 frames themselves, never from a compressed video.
-Frame 0 is given to the model, so it is not scored.
+Frame 0 is given to the model: its PSNR tells how well it came through, and is part of no mean.
 """
 
 import math
@@ -35,11 +35,13 @@ class Means:
 
 @dataclass(frozen=True)
 class ClipScores:
-    """The scores of the frames 1, 2, … of a clip; frame 0 has none."""
+    """The scores of the frames 1, 2, … of a clip, and apart from them that of frame 0."""
 
     clip_id: str
     psnr: tuple[float, ...]
     ssim: tuple[float, ...]
+    frame_0_psnr: float | None = None
+    """Of the given frame; None where only generated frames were scored."""
 
     @property
     def means(self) -> Means:
@@ -50,7 +52,7 @@ class ClipScores:
 def score_clip(
     frames: RgbFrames, truth: RgbFrames, clip_id: str, *, threads: int = 1
 ) -> ClipScores:
-    """Score `frames` against `truth`, both uint8 [T, H, W, 3], without frame 0.
+    """Score `frames` against `truth`, both uint8 [T, H, W, 3], frame 0 apart from the others.
 
     Frames are scored by `threads` threads at once; the scores do not depend on their number.
 
@@ -68,7 +70,7 @@ def score_clip(
                 f"clip {clip_id}, frame {frame}: PSNR {scored[0]} dB and SSIM {scored[1]} are no "
                 "scores: look at the recorded frames"
             )
-    return ClipScores(clip_id, psnr, ssim)
+    return ClipScores(clip_id, psnr, ssim, frame_psnr(frames[0], truth[0]))
 
 
 def frame_psnr(frame: np.ndarray, truth: np.ndarray) -> float:

@@ -1,6 +1,6 @@
 """The export: bf16 tensors under native names, and metadata that says where they come from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gc25d import __version__
 from gc25d.errors import UserError
+from gc25d.records import to_json
 from gc25d.step_settings import TrainStep
 from gc25d.tensors import read_tensors
 
@@ -41,11 +42,14 @@ def export_metadata(
     data_fingerprint: str,
     tensors_sha256: str,
     average: bool = False,
+    lr_changes: Sequence[Mapping[str, float]] = (),
 ) -> dict[str, str]:
     """The metadata strings of an export.
 
     Nothing depends on the machine, the folder, the clock or on crashes: paths stand as the settings
-    give them. An `average` of the weights says so by one key more, `ema`: its decay.
+    give them. An `average` of the weights says so by one key more, `ema`: its decay. Rates that
+    changed under the run (train.reset_lr_on_resume) stand in `lr_changes`; `lr` and `cond_lr` are
+    the first ones.
 
     Args:
         settings: of the run.
@@ -57,6 +61,7 @@ def export_metadata(
         data_fingerprint: of the data that the run is bound to.
         tensors_sha256: digest of the tensors.
         average: whether the weights are their moving average.
+        lr_changes: of done.json; the value is JSON.
     """
     train, samples, model = settings.train, settings.samples, settings.model
     values: dict[str, str | float | bool] = {
@@ -94,7 +99,8 @@ def export_metadata(
         "tensors_sha256": tensors_sha256,
     }
     averaged = {"ema": train.ema} if average else {}
-    return {key: str(value) for key, value in (values | averaged).items()}
+    changed = {"lr_changes": to_json(list(lr_changes), indent=None)} if lr_changes else {}
+    return {key: str(value) for key, value in (values | averaged | changed).items()}
 
 
 def training_weights(path: Path) -> dict[str, Tensor]:

@@ -1,4 +1,10 @@
-"""What the trainer and the gradient check know of a training method."""
+"""What the trainer and the gradient check know of a training method.
+
+The trainer (gc25d/train/) calls every hook, with two exceptions. `checkpoint_state` is for torch's
+DCP: states here are the engines' own fragments. The synchronisation hooks, which it does call, act
+on FSDP2's modules alone, of which our engines have none. tests/methods/test_fsdp.py calls both with
+the real thing, DCP and FSDP2 on two processes.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gc25d.dataset.batch import Batch
 from gc25d.dataset.draws import torch_seed
 from gc25d.errors import UserError
+from gc25d.methods.metrics import mean_metrics
 from gc25d.methods.roles import (
     STUDENT,
     Role,
@@ -23,6 +30,7 @@ from gc25d.methods.roles import (
     trainable_parameters,
 )
 from gc25d.methods.state import SeedState, role_states, set_position
+from gc25d.methods.tracker import NoTracker, Tracker
 
 LossMap: TypeAlias = Mapping[str, Tensor]
 Outputs: TypeAlias = Mapping[str, Any]
@@ -44,7 +52,8 @@ class TrainingMethod(ABC):
     manages_optimization: ClassVar[bool] = False
     """Whether the trainer calls `managed_train_step` and nothing else (RL-style methods)."""
     requires_fp32_master_weights: ClassVar[bool] = True
-    """Whether trainable weights below float32 are refused."""
+    """Whether trainable weights below float32 are refused; a role whose configuration allows them
+    (`OptimizerConfig.low_precision_masters`, the setting train.master_weights) may have them."""
 
     def __init__(self, seed: int, roles: Mapping[str, Role]) -> None:
         """Take the roles, the student first.
@@ -54,6 +63,7 @@ class TrainingMethod(ABC):
         """
         self.seed = seed
         self.generator = torch.Generator("cpu")
+        self.tracker: Tracker = NoTracker()
         self.all_roles = dict(roles)
         self.run_backward: Callable[[Tensor], None] = torch.Tensor.backward
         self.role_backward: dict[str, Callable[[Tensor], None]] = {}
@@ -61,7 +71,8 @@ class TrainingMethod(ABC):
         """The engine's arithmetic, for passes that are not a model's own call."""
         if self.requires_fp32_master_weights:
             for name, role in self.trained.items():
-                refuse_low_precision(name, role.model)
+                if not role.low_precision_masters:
+                    refuse_low_precision(name, role.model)
 
     @property
     def roles(self) -> dict[str, nn.Module]:
@@ -88,8 +99,10 @@ class TrainingMethod(ABC):
 
         Returns:
             The losses that `backward` differentiates, all scalars and only those of this
-            iteration; outputs for inspection; metrics, detached tensors on the model's device,
-            `loss`, `mse`, `timestep`, `sem_rms` and `x_rms` among them. No value is read back.
+            iteration; outputs for inspection; metrics, detached scalars on the model's device:
+            `loss`, where there are such values `mse`, `timestep`, `sem_rms` and `x_rms`, and any of
+            the method's own, which become columns of train_log.csv and TensorBoard's `train/…`.
+            A step that lacks one has an empty cell. No value is read back.
         """
 
     def managed_train_step(
@@ -97,13 +110,20 @@ class TrainingMethod(ABC):
     ) -> tuple[LossMap, Outputs, Metrics]:
         """Do a whole optimizer step on its micro-batches: forward, backward, clipping, update.
 
-        Returns:
-            As `single_train_step`; `grad_norm` is among the metrics.
+        The trainer calls nothing else of a method that `manages_optimization`. By default each
+        micro-batch goes through `single_train_step`, which then does all of that itself.
 
-        Raises:
-            TypeError: the method leaves that to the trainer (`manages_optimization` is False).
+        Returns:
+            As `single_train_step`: losses and outputs of the last micro-batch, metrics averaged
+            over samples. `grad_norm` may be among the metrics.
         """
-        raise TypeError(f"{type(self).__name__} does not manage its optimization")
+        taken = [self.single_train_step(batch, iteration) for batch in batches]
+        losses, outputs, metrics = taken[-1]
+        if len(taken) == 1:
+            return losses, outputs, metrics
+        sizes = [len(batch) for batch in batches]
+        found = [metrics for _, _, metrics in taken]
+        return losses, outputs, mean_metrics(found, sizes)
 
     def backward(self, loss_map: LossMap, outputs: Outputs, grad_accum_rounds: float) -> None:
         """Accumulate the gradients of every loss divided by `grad_accum_rounds`.
@@ -154,11 +174,12 @@ class TrainingMethod(ABC):
         }
 
     def get_grad_sanitize_targets(self, iteration: int) -> dict[str, list[nn.Parameter]]:
-        """Parameters whose non-finite gradients become 0 before clipping; none by default.
+        """Parameters whose non-finite gradients become 0 before clipping; all that are clipped.
 
-        Without a target a non-finite gradient ends the run with an error.
+        The engine warns when it does so. A gradient that is not finite and has no target ends the
+        run with an error, and so does a step in which nothing finite is left.
         """
-        return {}
+        return self.get_grad_clip_targets(iteration)
 
     # Start, validation and resume
 
@@ -166,9 +187,19 @@ class TrainingMethod(ABC):
         """Seed the generator; called once before the first step. Ranks share the seed."""
         self.generator.manual_seed(self.seed)
 
-    def on_validation_begin(self, iteration: int) -> None:
-        """Called before each validation; nothing to do by default."""
-        return
+    def set_tracker(self, tracker: Tracker) -> None:
+        """Take what the method may log to by itself, `self.tracker`; called before training."""
+        self.tracker = tracker
+
+    def on_validation_begin(self, iteration: int) -> Metrics | None:
+        """Called before each validation with the iteration just done, −1 before the first.
+
+        Returns:
+            Metrics to log with the validation: columns of val_log.csv and TensorBoard's `val/…`,
+            those of the first process; None or none by default. It must leave nothing behind that
+            a later step depends on.
+        """
+        return None
 
     def draw_ahead(self, batch: Batch) -> Batch:
         """The batch with what belongs to its samples drawn, on the CPU; unchanged by default.
@@ -195,10 +226,10 @@ class TrainingMethod(ABC):
             set_position(role.scheduler, self.updates_before(name, step))
 
     def apply_configured_lrs(self) -> None:
-        """Go back to the configured rates where something loaded brought others.
+        """Go to the configured rates where something loaded or trained before brought others.
 
-        For trainers that load optimizers whole: states of this one hold no rates, as those follow
-        from the settings and the step. The position in the warm-up stays.
+        The trainer calls it where train.reset_lr_on_resume changes the rates under a run, trainers
+        that load optimizers whole after each resume. The position in the warm-up stays.
         """
         for role in self.trained.values():
             scheduler = role.scheduler
@@ -269,22 +300,26 @@ class TrainingMethod(ABC):
         name = "supports_gradient_accumulation_no_sync"
         return all(getattr(role.model, name, False) for role in self.trained.values())
 
-    def set_requires_gradient_sync(self, required: bool) -> None:
-        """FSDP2: whether backward passes reduce gradients, on each sharded module once."""
-        for module in self._modules("set_requires_gradient_sync"):
+    def set_requires_gradient_sync(self, required: bool, iteration: int) -> None:
+        """FSDP2: whether this iteration's backward passes reduce gradients.
+
+        On each sharded module of the roles that step at `iteration` once; all others are left
+        alone: a role that does not learn now has no gradients to reduce.
+        """
+        for module in self._modules("set_requires_gradient_sync", iteration):
             module.set_requires_gradient_sync(required, recurse=False)
 
-    def set_is_last_backward(self, last: bool) -> None:
-        """FSDP2: whether the next backward pass is the step's last, on each sharded module once."""
-        for module in self._modules("set_is_last_backward"):
+    def set_is_last_backward(self, last: bool, iteration: int) -> None:
+        """FSDP2: whether the next backward pass is the step's last; on the same modules."""
+        for module in self._modules("set_is_last_backward", iteration):
             module.set_is_last_backward(last)
 
-    def _modules(self, method: str) -> Iterator[Any]:
-        """The trainable roles' modules that have `method`, each once."""
+    def _modules(self, method: str, iteration: int) -> Iterator[Any]:
+        """The modules that have `method`, each once, of the roles that step at `iteration`."""
         found = {
             id(module): module
-            for role in self.trained.values()
-            for module in role.model.modules()
+            for name in self.stepping_roles(iteration)
+            for module in self.trained[name].model.modules()
             if hasattr(module, method)
         }
         yield from found.values()

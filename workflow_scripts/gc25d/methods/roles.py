@@ -23,6 +23,8 @@ class OptimizerConfig:
     cond_lr: float = 1e-4
     weight_decay: float = 0.01
     warmup_steps: int = 500
+    low_precision_masters: bool = False
+    """Whether the trained weights themselves may be below float32."""
 
 
 @dataclass
@@ -42,6 +44,8 @@ class TrainedRole(Role):
     scheduler: LambdaLR = field(kw_only=True)
     configured_lrs: tuple[float, ...] = field(kw_only=True)
     """Rates of the optimizer's groups after warm-up."""
+    low_precision_masters: bool = field(kw_only=True, default=False)
+    """Whether its weights may be below float32."""
 
 
 def trainable_role(model: nn.Module, config: OptimizerConfig, base_path: str = "") -> TrainedRole:
@@ -50,7 +54,12 @@ def trainable_role(model: nn.Module, config: OptimizerConfig, base_path: str = "
     scheduler = LambdaLR(optimizer, lambda step: flow.warmup_factor(step, config.warmup_steps))
     rates = tuple(float(rate) for rate in scheduler.base_lrs)
     return TrainedRole(
-        model, base_path, optimizer=optimizer, scheduler=scheduler, configured_lrs=rates
+        model,
+        base_path,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        configured_lrs=rates,
+        low_precision_masters=config.low_precision_masters,
     )
 
 
@@ -85,7 +94,8 @@ def refuse_low_precision(name: str, model: nn.Module) -> None:
         if parameter.requires_grad and torch.finfo(parameter.dtype).bits < 32:
             raise UserError(
                 f"role {name}: trainable {key} is {parameter.dtype}, expected float32 master "
-                "weights: load the model in float32 (train.precision chooses the arithmetic)"
+                "weights: load the model in float32 (train.precision chooses the arithmetic), or "
+                "allow it with train.master_weights: bf16"
             )
 
 

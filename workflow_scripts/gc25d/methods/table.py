@@ -58,13 +58,15 @@ def student_path(settings: TrainStep) -> str:
 def student_optimizer(settings: TrainStep) -> OptimizerConfig:
     """The student's AdamW."""
     train = settings.train
-    return OptimizerConfig(train.lr, train.cond_lr, train.weight_decay, train.warmup_steps)
+    low = train.master_weights != "fp32"
+    return OptimizerConfig(train.lr, train.cond_lr, train.weight_decay, train.warmup_steps, low)
 
 
 def critic_optimizer(settings: TrainStep) -> OptimizerConfig:
     """The critic's AdamW: one rate for all of it."""
     train, rate = settings.train, settings.train.distill.critic_lr
-    return OptimizerConfig(rate, rate, train.weight_decay, train.warmup_steps)
+    low = train.master_weights != "fp32"
+    return OptimizerConfig(rate, rate, train.weight_decay, train.warmup_steps, low)
 
 
 def _kd(settings: TrainStep, model: nn.Module, clips: ClipDataset) -> KdMethod:
@@ -92,6 +94,8 @@ def _distill(settings: TrainStep, model: nn.Module, clips: ClipDataset) -> Train
     teacher, critic = build_teacher(settings, device), build_teacher(settings, device)
     if settings.train.precision == "bf16":
         teacher.to(torch.bfloat16)  # never updated: half the memory
+    if settings.train.master_weights == "bf16":
+        critic.to(torch.bfloat16)
     arguments: dict[str, Any] = {
         "seed": settings.train.seed,
         "config": config,

@@ -77,6 +77,15 @@ def compile_blocks(model: VideoModel) -> None:
             model.gc_sem_cond.compile()
 
 
+def forget_compiled() -> None:
+    """Let blocks be compiled anew at their next call.
+
+    What the compiler saw in a pass without gradients, above all sizes that changed, would decide
+    how it compiles the training's passes, and with that their last bits.
+    """
+    torch.compiler.reset()
+
+
 def set_recompute(model: WanModel, policy: Recompute) -> None:
     """Let `model` recompute the blocks that `policy` names."""
     model.recomputed = recomputed_blocks(policy, len(model.blocks))

@@ -35,6 +35,8 @@ class Cell:
     rtol: float | None = None
     weights: str = ""
     """Folder of base weights; "" draws them."""
+    base: str = ""
+    """Digest of the files in it, "" where it is not known."""
     arguments: dict[str, Any] = field(default_factory=dict, hash=False)
     """Of the method."""
 
@@ -63,10 +65,14 @@ CELLS: tuple[Cell, ...] = tuple(
 """Every pair that can be trained."""
 
 
-def measured_cells(init_from: str) -> tuple[Cell, ...]:
+def measured_cells(init_from: str, base: str = "") -> tuple[Cell, ...]:
     """The cells to measure: all small ones and, with a folder of base weights, those on it.
 
     The latter are Wan's pairs without a teacher, which would need the weights three times.
+
+    Args:
+        init_from: the folder, or "".
+        base: digest of the files in it.
 
     Raises:
         UserError: the folder holds no Wan weights.
@@ -77,7 +83,7 @@ def measured_cells(init_from: str) -> tuple[Cell, ...]:
     (size,) = (name for name, known in SIZES.items() if known.dim == config.dim)
     shape = dataclasses.replace(REAL_SHAPE, text_dim=config.text_dim, channels=config.in_channels)
     return CELLS + tuple(
-        Cell(model, method, size, shape, weights=init_from, arguments=ARGUMENTS[method])
+        Cell(model, method, size, shape, weights=init_from, base=base, arguments=ARGUMENTS[method])
         for model in ("wan", "wan_causal")
         for method in LEGAL[model]
         if method not in TAUGHT

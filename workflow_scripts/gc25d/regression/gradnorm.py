@@ -74,7 +74,7 @@ def measure(cell: Cell, device: torch.device, repeats: int) -> Measurement:
     """Build the cell anew `repeats` times; one training step and its backward pass each."""
     measured = [measure_once(cell, device) for _ in range(repeats)]
     norms, digests = zip(*measured, strict=True)
-    return Measurement(cell.name, norms, digests[-1])
+    return Measurement(cell.name, norms, digests[-1], cell.base)
 
 
 def measure_once(cell: Cell, device: torch.device) -> tuple[float, str]:

@@ -32,6 +32,8 @@ class Measurement:
     cell: str
     norms: tuple[float, ...]
     fixture: str
+    base: str = ""
+    """Digest of the files of its base weights, "" where they are drawn or not known."""
 
     @property
     def norm(self) -> float:
@@ -62,7 +64,8 @@ class Reference:
     """A recorded cell.
 
     `rtol` is the tolerance in force when it was recorded, or given with an import. `fixture` is the
-    digest of what was measured, "" where an imported norm does not say.
+    digest of what was measured, "" where an imported norm does not say; so is `base`, of the files
+    of base weights, of which `fixture` covers block 0 alone.
     """
 
     norm: float
@@ -71,6 +74,12 @@ class Reference:
     repeats: int
     fixture: str
     origin: Origin
+    base: str = ""
+
+    def comparable(self, measured: Measurement) -> bool:
+        """Whether it was recorded for what is measured now, as far as both say."""
+        fits = self.fixture in ("", measured.fixture)
+        return fits and (self.base == measured.base or not (self.base and measured.base))
 
 
 @dataclass(frozen=True)
@@ -139,7 +148,7 @@ def compare(
     if rtol is None:
         rtol = reference.rtol if reference else default_rtol
     check_measurement(measured, rtol)
-    if reference is None or reference.fixture not in ("", measured.fixture):
+    if reference is None or not reference.comparable(measured):
         outcome: Outcome = "missing" if reference is None else "stale"
         return Verdict(
             measured.cell, outcome, measured.norm, None, None, rtol, spread=measured.spread
@@ -213,8 +222,13 @@ def lock_of(path: Path) -> Path:
 
 def _changed(path: Path, device: str, change: Change) -> dict[str, Any]:
     changed = change(read_refs(path, device))
-    cells = {name: dataclasses.asdict(changed[name]) for name in sorted(changed)}
+    cells = {name: _row(changed[name]) for name in sorted(changed)}
     return {"format": FORMAT, "device": device, "cells": cells}
+
+
+def _row(reference: Reference) -> dict[str, Any]:
+    row = dataclasses.asdict(reference)
+    return row if reference.base else {name: row[name] for name in row if name != "base"}
 
 
 def reference_of(measured: Measurement, rtol: float, origin: Origin) -> Reference:
@@ -231,6 +245,7 @@ def reference_of(measured: Measurement, rtol: float, origin: Origin) -> Referenc
         repeats=len(measured.norms),
         fixture=measured.fixture,
         origin=origin,
+        base=measured.base,
     )
 
 

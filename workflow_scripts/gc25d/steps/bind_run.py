@@ -10,8 +10,8 @@ the same binding) and, the first time, train/run.json, which stays for the life 
 import argparse
 from pathlib import Path
 
+from gc25d.binding import CONTENTS, RUN_RECORD, check_binding, refusal
 from gc25d.errors import UserError
-from gc25d.plan import RUN_RECORD, check_binding, refusal
 from gc25d.records import digest_json, read_json, write_json
 from gc25d.steps import cli
 
@@ -37,7 +37,8 @@ def main(arguments: argparse.Namespace) -> None:
         "data_fingerprint": fingerprint,
         "settings_sha256": digest_json(settings),
     }
-    write_json(arguments.out, binding)
+    contents = {CONTENTS: settings[CONTENTS]} if CONTENTS in settings else {}
+    write_json(arguments.out, {**binding, **contents})
 
 
 if __name__ == "__main__":

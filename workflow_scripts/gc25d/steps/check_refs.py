@@ -23,7 +23,6 @@ from gc25d.regression.devices import torch_device_for
 from gc25d.regression.gradnorm import measure
 from gc25d.regression.refs import Reference, Verdict, compare, read_refs
 from gc25d.regression.report import report_json, verdict_table
-from gc25d.settings import Regression
 from gc25d.step_settings import RegressionStep, load_step
 from gc25d.steps import cli
 
@@ -36,8 +35,9 @@ def main(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: another device, a damaged reference file, or a cell failed.
     """
-    regression = load_step(arguments.settings, RegressionStep).regression
-    verdicts, refused = check_cells(arguments.device, arguments.refs, regression)
+    step = load_step(arguments.settings, RegressionStep)
+    regression = step.regression
+    verdicts, refused = check_cells(arguments.device, arguments.refs, step)
     report = report_json(arguments.device, verdicts, refused, strict=regression.strict)
     quiet = report["passed"] and all(verdict.outcome == "ok" for verdict in verdicts)
     table = verdict_table(arguments.device, verdicts, strict=regression.strict)
@@ -49,13 +49,13 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def check_cells(
-    device_key: str, refs: Path, regression: Regression
+    device_key: str, refs: Path, step: RegressionStep
 ) -> tuple[list[Verdict], list[str]]:
     """The verdict of each cell, and why the others were refused."""
-    device = torch_device_for(device_key)
+    device, regression = torch_device_for(device_key), step.regression
     references = read_refs(refs, device_key)
     verdicts, refused = [], []
-    for cell in measured_cells(regression.init_from):
+    for cell in measured_cells(regression.init_from, step.base):
         rtol = tolerance(cell, references.get(cell.name), regression.rtol)
         try:
             measured = measure(cell, device, regression.repeats)

@@ -48,4 +48,5 @@ def expected_metadata(
         data_fingerprint=read_json(arguments.binding)["data_fingerprint"],
         tensors_sha256=tensors_sha256,
         average=arguments.average,
+        lr_changes=done.get("lr_changes", ()),
     )

@@ -6,7 +6,7 @@ which the next run of snakemake goes on, and train/placed.json. Not exact: the m
 (docs/resume.md). What the newer of those states say of their place in the data is told and not
 used. Refused when the run has a state already, or had one.
 
-    snakemake --cores 1 train/binding.json
+    snakemake train/binding.json --cores 1
     python -m gc25d.steps.place_state --settings train/settings.json \
         --binding train/binding.json --data data/gc25d_v10 \
         --state old/trainer_state.json --weights old/step-1000.safetensors

@@ -30,11 +30,12 @@ def main(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: another device, a norm that can be no reference, or a damaged file.
     """
-    regression = load_step(arguments.settings, RegressionStep).regression
+    step = load_step(arguments.settings, RegressionStep)
+    regression = step.regression
     device = torch_device_for(arguments.device)
     origin = origin_of(device)
     measured = {}
-    for cell in measured_cells(regression.init_from):
+    for cell in measured_cells(regression.init_from, step.base):
         rtol = regression.rtol if cell.rtol is None else cell.rtol
         reference = reference_of(measure(cell, device, regression.repeats), rtol, origin)
         logger.info("%s: %.6g, spread %.1e", cell.name, reference.norm, reference.spread)

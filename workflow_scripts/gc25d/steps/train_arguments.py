@@ -24,7 +24,15 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made.add_argument("--kernels", choices=("exact", "fastest"), default="exact")
     made.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     made.add_argument("--recompute", choices=("none", "half", "all", "auto"), default="auto")
+    for name in ("lr", "cond-lr"):
+        made.add_argument(f"--{name}", type=float, help="from here on")
     return made
+
+
+def rates(arguments: argparse.Namespace) -> tuple[float, float] | None:
+    """The learning rates asked for, if any are."""
+    asked = (arguments.lr, arguments.cond_lr)
+    return None if None in asked else asked
 
 
 def add_reads(parser: argparse.ArgumentParser) -> None:

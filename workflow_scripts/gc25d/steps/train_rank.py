@@ -52,6 +52,7 @@ def train(arguments: argparse.Namespace) -> None:
             exact=arguments.kernels == "exact",
             compile=arguments.compile,
             recompute=arguments.recompute,
+            rates=train_arguments.rates(arguments),
         ),
         SegmentFiles(arguments.weights, arguments.probe, arguments.done),
     )

@@ -27,9 +27,9 @@ from gc25d.train.engine import (
     fix_arithmetic,
     fuse,
     peak_memory_gb,
-    sanitize,
 )
 from gc25d.train.fragments import Fragment
+from gc25d.train.gradients import sanitize, tell_sanitized
 from gc25d.train.launch import own_place
 from gc25d.train.zero_config import REDUCE_BUCKET, zero_config
 from gc25d.train.zero_role import PRECISIONS, ZeroRole, ZeroStep
@@ -181,9 +181,13 @@ class ZeroEngine:
         norms = []
         for name in method.get_grad_clip_targets(iteration):
             gradients = list(self._roles[name].gradients())
-            if name in sanitized:
+            norm = _norm(gradients)
+            if not math.isfinite(norm) and name in sanitized:
                 sanitize(gradients)
-            norms.append(_clip(gradients, max_norm))
+                left = _norm(gradients)
+                norm = left if tell_sanitized(name, iteration, norm, left) else norm
+            _clip(gradients, norm, max_norm)
+            norms.append(norm)
         return math.hypot(*norms)
 
     def fragments(self, method: TrainingMethod) -> list[Fragment]:
@@ -201,7 +205,9 @@ class ZeroEngine:
         if self.rank:
             return None
         held = self._roles.get(role)
-        return bf16_weights(method.roles[role]) if held is None else held.weights()
+        if held is not None:
+            return held.weights()
+        return bf16_weights(method.inference_checkpoint_modules(role)["transformer"])
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """The sum over processes, on the CPU."""
@@ -244,14 +250,17 @@ class ZeroEngine:
             )
 
 
-def _clip(gradients: list[Tensor], max_norm: float) -> float:
-    """Scale all processes' parts down to a global norm of `max_norm`; the norm before that."""
+def _norm(gradients: list[Tensor]) -> float:
+    """The global norm of all processes' parts."""
     total = torch.nn.utils.get_total_norm(gradients).double() ** 2
     distributed.all_reduce(total)
-    norm = float(total.sqrt())
+    return float(total.sqrt())
+
+
+def _clip(gradients: list[Tensor], norm: float, max_norm: float) -> None:
+    """Scale this process's parts down from the global `norm` to `max_norm`."""
     if max_norm / (norm + _NORM_EPSILON) < 1:  # False for NaN; an infinity is refused anyway
         torch._foreach_mul_(gradients, max_norm / (norm + _NORM_EPSILON))
-    return norm
 
 
 def _quiet_deepspeed() -> None:

@@ -37,7 +37,7 @@ class Ema:
     def update(self) -> None:
         """Take in the weights after an optimizer step."""
         for average, weight in zip(self._averages, self._weights, strict=True):
-            average.lerp_(weight.values, 1 - self.decay)
+            average.lerp_(weight.values.float(), 1 - self.decay)
 
     def fragments(self) -> list[Fragment]:
         """Views of the averages, named `<role>/<parameter>:ema`."""

@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -16,6 +15,7 @@ from gc25d.errors import UserError
 from gc25d.methods.base import LossMap, Outputs, TrainingMethod
 from gc25d.methods.roles import TrainedRole
 from gc25d.train.fragments import Fragment
+from gc25d.train.gradients import sanitized_norm
 
 FP32_BYTES = 4
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -76,9 +76,13 @@ class Engine(Protocol):
     def clip(self, method: TrainingMethod, iteration: int, max_norm: float) -> float:
         """Scale each stepping role's gradients down to a global norm of `max_norm`.
 
+        Before that, gradients that are not finite become 0, with a warning, where the method's
+        `get_grad_sanitize_targets` names them.
+
         Returns:
-            The norm before that, over all of them and over all processes' parts; an infinity or
-            NaN if any gradient is not finite: the caller must then not step.
+            The norm before scaling, over all of them and over all processes' parts; an infinity or
+            NaN if any gradient was not finite and has no such target, or if nothing finite was
+            left: the caller must then not step.
         """
         ...
 
@@ -189,14 +193,16 @@ class PlainEngine:
 
     def clip(self, method: TrainingMethod, iteration: int, max_norm: float) -> float:
         """Clip each target's gradients; returns the norm over all of them before that."""
-        sanitize(
-            p.grad
-            for parameters in method.get_grad_sanitize_targets(iteration).values()
-            for p in parameters
-            if p.grad is not None
-        )
-        targets = method.get_grad_clip_targets(iteration).values()
-        norms = [float(self.accelerator.clip_grad_norm_(target, max_norm)) for target in targets]
+        sanitized = method.get_grad_sanitize_targets(iteration)
+        norms = []
+        for name, target in method.get_grad_clip_targets(iteration).items():
+            gradients = [p.grad for p in target if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
+            if not norm.isfinite() and name in sanitized:
+                allowed = [p.grad for p in sanitized[name] if p.grad is not None]
+                norm = sanitized_norm(name, iteration, allowed, gradients, norm)
+            torch.nn.utils.clip_grads_with_norm_(target, max_norm, norm)
+            norms.append(float(norm))
         return math.hypot(*norms)
 
     def fragments(self, method: TrainingMethod) -> list[Fragment]:
@@ -215,7 +221,7 @@ class PlainEngine:
 
     def full_weights(self, method: TrainingMethod, role: str) -> dict[str, Tensor] | None:
         """The role's weights, bf16 on the CPU."""
-        return bf16_weights(method.roles[role])
+        return bf16_weights(method.inference_checkpoint_modules(role)["transformer"])
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """The values themselves, on the CPU."""
@@ -288,12 +294,6 @@ def fuse(optimizer: Optimizer, device: torch.device) -> None:
     if device.type == "cuda":
         for group in optimizer.param_groups:
             group.update(fused=True, foreach=False)
-
-
-def sanitize(gradients: Iterable[Tensor]) -> None:
-    """Put 0 in place of every value that is not finite."""
-    for gradient in gradients:
-        gradient.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def bf16_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -25,3 +25,10 @@ class Pace:
     """Only kernels that repeat bit for bit."""
     compile: CompileChoice = "auto"
     recompute: RecomputeChoice = "auto"
+    rates: tuple[float, float] | None = None
+    """lr and cond_lr from here on (train.reset_lr_on_resume); None: those of the settings."""
+
+    @property
+    def compiled(self) -> bool:
+        """Whether blocks are compiled."""
+        return self.gpu if self.compile == "auto" else self.compile == "on"

@@ -70,10 +70,10 @@ def summary(
         "epoch": epoch,
         "step_in_epoch": within,
         "steps_per_epoch": order.steps_per_epoch,
-        "means": {name: _mean([float(row[name]) for row in rows]) for name in MEANS},
+        "means": {name: _mean([float(row[name]) for row in rows if row[name]]) for name in MEANS},
     }
 
 
 def _mean(values: list[float]) -> float | None:
-    """None when the log was lost."""
+    """None when the log was lost, or no step says it."""
     return statistics.fmean(values) if values else None

@@ -2,13 +2,14 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gc25d.dataset.order import Schedule
 from gc25d.methods.base import TrainingMethod
 from gc25d.methods.roles import STUDENT
+from gc25d.rates import RateChange, changes_up_to
 from gc25d.records import write_json
 from gc25d.step_settings import TrainStep
 from gc25d.train.chain import STATES, segment_folder
@@ -16,9 +17,10 @@ from gc25d.train.ema import with_average
 from gc25d.train.engine import Engine, SharedError
 from gc25d.train.feed import MicroBatches, Span, read_ahead
 from gc25d.train.history import ended_badly, record_event
-from gc25d.train.logs import Log, NoLog, RunLog
+from gc25d.train.logs import Log, NoLog, RunLog, validated
 from gc25d.train.loop import Cadence, Segment
 from gc25d.train.pace import Pace
+from gc25d.train.reset_rates import RateResets, known_rates
 from gc25d.train.results import checkpoint_name, summary, write_probe, write_weights
 from gc25d.train.segment_data import fixed_validation, schedule, training_clips
 from gc25d.train.segment_states import States, averaged_weights, from_first, resume
@@ -78,8 +80,14 @@ def train_segment(
         method = starting_method(settings, clips, engine, pace)
         roots = list(dict.fromkeys([run / STATES, folder / STATES]))
         start, states = prepared_states(method, engine, roots, task, settings.train.ema)
+        rates = from_first(
+            engine, lambda: known_rates(settings, run, pace.rates, start, aside=folder != run)
+        )
+        baseline = from_first(
+            engine, lambda: is_due(start, [run, folder], len(settings.validation.timesteps))
+        )
         if engine.rank == 0:
-            record_start(folder, start, task, engine)
+            record_start(folder, start, task, engine, method, rates)
 
         def asked_to_stop() -> bool:
             states.writer.check()
@@ -94,11 +102,17 @@ def train_segment(
             states.save,
             asked_to_stop,
             states.average,
+            RateResets(method, rates),
+            baseline,
+            pace.compiled,
         )
         span = Span(start, task.until)
         feed = MicroBatches(clips, order, pace.micro_batch, span, engine.rank, engine.world_size)
         ahead = read_ahead(feed, pace.workers, prepare=method.draw_ahead, pin=pace.gpu)
-        with contextlib.closing(ahead), open_log(engine, folder, start, task, pace) as log:
+        with (
+            contextlib.closing(ahead),
+            open_log(engine, folder, start, task, pace, baseline=baseline) as log,
+        ):
             try:
                 reached = segment.run(ahead, start, log)
             except SharedError:  # all processes stop here: the state before can be finished
@@ -111,7 +125,7 @@ def train_segment(
         if engine.rank == 0:
             if reached == task.until and settings.train.ema:
                 write_average(roots, task, engine, settings, files)
-            end_segment(folder, run, order, task, states.segment_start, files, reached)
+            end_segment(folder, run, order, task, states.segment_start, files, reached, rates)
         engine.close()
         if reached < task.until:
             raise Preempted(f"stopped on request after step {reached}, whose state is saved")
@@ -137,18 +151,36 @@ def prepared_states(
 
 
 @contextlib.contextmanager
-def open_log(engine: Engine, folder: Path, start: int, task: Task, pace: Pace) -> Iterator[Log]:
+def open_log(
+    engine: Engine, folder: Path, start: int, task: Task, pace: Pace, *, baseline: bool
+) -> Iterator[Log]:
     """The run's log on the first process, none on the others."""
     if engine.rank:
         yield NoLog()
         return
-    with RunLog(folder, start, task.until, pace.log_every) as log:
+    with RunLog(folder, start, task.until, pace.log_every, baseline=baseline) as log:
         yield log
 
 
-def record_start(folder: Path, start: int, task: Task, engine: Engine) -> None:
+def is_due(start: int, folders: Sequence[Path], timesteps: int) -> bool:
+    """Whether the validation before the first step is due: no attempt of the run has logged it."""
+    return start == 0 and not any(validated(folder, 0, timesteps) for folder in folders)
+
+
+def record_start(
+    folder: Path,
+    start: int,
+    task: Task,
+    engine: Engine,
+    method: TrainingMethod,
+    rates: Sequence[RateChange],
+) -> None:
     """Tell the log and the history where this attempt starts and what it runs on."""
-    logger.info("engine %s, %d process(es), %s", engine.name, engine.world_size, engine.device)
+    logger.info(
+        "engine %s, %d process(es), %s, %s attention",
+        *(engine.name, engine.world_size, engine.device, method.attention_kind),
+    )
+    lr, cond_lr = rates[-1].rates
     record_event(
         folder,
         "resume" if start else "start",
@@ -157,6 +189,10 @@ def record_start(folder: Path, start: int, task: Task, engine: Engine) -> None:
         crashed=ended_badly(folder),
         engine=engine.name,
         processes=engine.world_size,
+        attention=method.attention_kind,
+        base_weights=method.inference_checkpoint_base_model_path(STUDENT),
+        lr=lr,
+        cond_lr=cond_lr,
     )
 
 
@@ -187,6 +223,7 @@ def end_segment(
     segment_start: int,
     files: SegmentFiles,
     reached: int,
+    rates: Sequence[RateChange],
 ) -> None:
     """Write done.json and the end of this attempt, once all states are whole."""
     if reached < task.until:
@@ -199,5 +236,6 @@ def end_segment(
         resumed_from=checkpoint_name(run, segment_start),
         resumed_step=segment_start,
     )
-    write_json(files.done, done)
+    changes = changes_up_to(rates, task.until)
+    write_json(files.done, {**done, "lr_changes": changes} if changes else done)
     record_event(folder, "finish", step=task.until)

@@ -2,6 +2,8 @@
 
 from typing import cast
 
+import torch
+
 from gc25d.dataset.clips import ClipDataset
 from gc25d.methods.base import TrainingMethod
 from gc25d.methods.table import build_method
@@ -47,6 +49,8 @@ def starting_method(
         start.init_ckpt,
         engine.start_device,
     )
+    if settings.train.master_weights == "bf16":
+        model.to(torch.bfloat16)
     method = build_method(settings, model, clips)
     choose_execution(method, engine, settings.geometry, pace)
     engine.prepare(method)

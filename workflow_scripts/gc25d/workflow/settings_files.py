@@ -10,18 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from gc25d import plan
+from gc25d.binding import began_with, check_binding
 from gc25d.captures_check import check_captures
+from gc25d.contents import Contents
 from gc25d.errors import UserError
 from gc25d.imported_code import code_digest
+from gc25d.rates import with_bound_rates
 from gc25d.records import holds_json, write_json
 from gc25d.settings import Settings
 from gc25d.step_settings import step_json, step_settings
+from gc25d.workflow import kept_contents
 
 _LONG_AGO = (0, 0)
 
 
-def settings_contents(settings: Settings) -> dict[str, dict[str, Any]]:
+def settings_contents(
+    settings: Settings, named: Contents | None = None
+) -> dict[str, dict[str, Any]]:
     """Name of each step with a settings file → what the file should hold.
+
+    Args:
+        settings: of the whole pipeline.
+        named: what is in the files that settings name.
 
     Raises:
         UserError: the run in this folder is bound to other settings, or these do not fit the runs.
@@ -32,10 +42,14 @@ def settings_contents(settings: Settings) -> dict[str, dict[str, Any]]:
     check_captures(settings, folders)
     contents = {name: step_json(step) for name, step in step_settings(settings, runs).items()}
     contents["regression"]["code"] = code_digest()
-    plan.check_binding(contents["train"], settings.dataset)
+    files = plan.settings_files(settings)
+    contents = kept_contents.settled(settings, contents, named or {})
+    began = began_with()
+    if settings.train.reset_lr_on_resume and began:
+        contents["train"] = with_bound_rates(contents["train"], began)
+    check_binding(contents["train"], settings.dataset)
     if settings.capture.source == "external":
         del contents["capture"]  # nothing is ever written below somebody else's captures
-    files = plan.settings_files(settings)
     if not holds_json(files["prep"], contents["prep"]):
         plan.check_shared_runs(settings, files["prep"])
     return contents

@@ -51,19 +51,25 @@ def check_finished(
     jobs: Iterable[Any],
     dependencies: Mapping[Any, Mapping[Any, Iterable[str]]],
     finished: Callable[[Any], bool],
+    asked: Iterable[str] = (),
 ) -> None:
-    """After a run: all that its jobs should have made is there, and no job was left out.
+    """After a run: what was asked for and what its jobs made is there, and no job was left out.
+
+    A file in between that nobody asked for may be gone: people delete weights that were exported.
 
     Args:
         jobs: of Snakemake's DAG, which stand for what was asked for.
         dependencies: job → the jobs whose files it reads.
         finished: whether a job ran.
+        asked: the targets, as typed.
 
     Raises:
         UserError: a file is missing, or a job did not run although one before it did.
     """
     jobs = list(jobs)
-    read = {str(file) for job in jobs for files in dependencies[job].values() for file in files}
+    goals = [job for job in jobs if not job.output]  # rules that stand for their inputs
+    wanted = {str(file) for job in goals for files in dependencies[job].values() for file in files}
+    wanted |= {target.rstrip("/") for target in asked}
     stale = [
         f"{output} is older than what it is made from"
         for job in jobs
@@ -74,7 +80,7 @@ def check_finished(
         f"{output} is missing"
         for job in jobs
         for output in job.output
-        if (finished(job) or str(output) in read) and not Path(output).exists()
+        if (finished(job) or str(output) in wanted) and not Path(output).exists()
     ]
     if stale or gone:
         raise UserError(
