@@ -1,15 +1,18 @@
 """What every step shares: logging to the terminal and a file, and errors as one line.
 
 Whatever ends a step is one line on the terminal. What nobody foresaw leaves its traceback in the
-log, or on the terminal where a step writes no log.
+log, or on the terminal where a step writes no log. A closed terminal alone ends no step.
 """
 
 import argparse
+import contextlib
 import copy
 import logging
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from gc25d import steps
 from gc25d.errors import UserError
@@ -51,6 +54,16 @@ def run(
         rank: number of this process where several write to one log, which its starter has begun.
         append: whether the log was begun by another process.
     """
+    with lasting_output():
+        _run(main, arguments, rank, append)
+
+
+def _run(
+    main: Callable[[argparse.Namespace], None],
+    arguments: argparse.Namespace,
+    rank: int | None,
+    append: bool,
+) -> None:
     try:
         configure_logging(arguments.log, rank, append=append or rank is not None)
         if steps.IGNORED:
@@ -94,6 +107,48 @@ def folders_of(arguments: argparse.Namespace) -> list[Path]:
 
 def _listed(value: object) -> list[object]:
     return value if isinstance(value, list) else [value]
+
+
+@contextlib.contextmanager
+def lasting_output() -> Iterator[None]:
+    """Let nothing that prints, libraries and progress bars included, fail for want of a reader."""
+    with (
+        contextlib.redirect_stdout(sys.stdout and LastingStream(sys.stdout)),
+        contextlib.redirect_stderr(sys.stderr and LastingStream(sys.stderr)),
+    ):
+        yield
+
+
+class LastingStream:
+    """Standard output or error; once its terminal or pipe is closed, writes go nowhere."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the stream's own."""
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        try:
+            self._stream.write(text)
+        except OSError:
+            self._drop()
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what can be flushed."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Let the system take what is still buffered: Python ends with an error otherwise."""
+        with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+            self._stream.flush()
 
 
 class OneLine(logging.Formatter):
