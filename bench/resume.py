@@ -105,6 +105,7 @@ def make_data(folder: Path, size: Size, text: Mapping[str, int]) -> Path:
         write_raw(raw, size, 1000 * number)
         rows.append(root / f"index/runs/{run_id}.jsonl")
         files = {n: root / f"{n}/{run_id}.safetensors" for n in ("latents", "ids")}
+        files["record"] = root / f"index/raw/{run_id}.json"
         prep = {"workers": (os.cpu_count() or 1) // 2, "settings": settings / "prep.json"}
         prep_run.main(Namespace(**prep, **files, raw=raw, run_id=run_id, rows=rows[-1]))
     table = root / "text/table.safetensors"

@@ -10,7 +10,13 @@ from snakemake.settings.types import DeploymentMethod
 from gc25d import config_files, digest_cache, plan
 from gc25d.contents import cache_file, named_contents
 from gc25d.errors import UserError
-from gc25d.workflow import bound_data, kept_contents, settings_files
+from gc25d.workflow import (
+    bound_data,
+    clock,
+    kept_contents,
+    raw_record,
+    settings_files,
+)
 
 try:
     config_files.check_config(
@@ -18,6 +24,8 @@ try:
     )
     settings = plan.load_settings(config)
     runs = plan.raw_runs(settings)
+    plan.placed_step()  # a damaged record is told here: input functions must not raise
+    clock.check_times(plan.dated_files(settings))
     named, new_digests = named_contents(settings, logger.info)
     contents = settings_files.settings_contents(settings, named)
     if not workflow.is_main_process:
@@ -84,8 +92,37 @@ def capture_folder(wildcards):
 
 
 def raw_run(wildcards):
-    """The files of one raw run."""
-    return plan.raw_files(settings, runs[wildcards.run_id])
+    """The files of one raw run, and a new one where the run was prepared from others.
+
+    Somebody else's captures are named only where nothing tells that they are those that the run was
+    prepared from: whatever their times are, equal content is not prepared again.
+    """
+    folder = runs[wildcards.run_id]
+    external = settings.capture.source == "external"
+    made_from = raw_record.is_made_from(
+        Path(RAW_RECORD.format(run_id=wildcards.run_id)),
+        plan.present_files(folder, settings.geometry.frames),
+        raw_digests,
+        all_there=external,
+    )
+    files = plan.raw_files(settings, folder)
+    if made_from is False:
+        return [*files, new_file(f"other_captures-{wildcards.run_id}")]
+    return [] if made_from and external else files
+
+
+def raw_digests(files):
+    """Digests of raw files, remembered when a run starts."""
+    digests, new = digest_cache.file_digests(files, cache_file(settings), logger.info)
+    new_digests.update(new)
+    return digests
+
+
+def own_frames(wildcards):
+    """The recorded frames that pictures and scores show; captures that are made here, by name."""
+    if settings.capture.source == "external":
+        return []
+    return [f"{folder}/frames.tar" for folder in runs.values()]
 
 
 def raw_folder(wildcards):
@@ -104,13 +141,14 @@ def regression_source(wildcards):
 
 
 def lacking_parts(wildcards):
-    """A new file, as long as the data set says READY and lacks a part.
+    """A new file, as long as the data set has a READY, but lacks a part or READY cannot be read.
 
     It makes `build_index` run, which names all parts: Snakemake makes a part that is gone again only
     for a job that runs and reads it.
     """
     parts = [*TENSORS, *ROWS, *data_files]
-    if not Path(ready).exists() or not settings_files.missing(parts):
+    whole = bound_data.fingerprint(Path(ready), "fingerprint")
+    if not Path(ready).exists() or (whole and not settings_files.missing(parts)):
         return []
     return new_file("lacking_parts")
 
@@ -156,13 +194,6 @@ def cached_paths():
     return (
         f"{settings.train.kd.cache}/COMPLETE" if settings.train.method == "kd" else []
     )
-
-
-def before_paths(wildcards):
-    """The data and the binding, as long as a teacher's paths are missing."""
-    if not settings_files.missing([f"{settings.train.kd.cache}/COMPLETE"]):
-        return {}
-    return {"ready": ready, "data": data_files, "binding": "train/binding.json"}
 
 
 def verification(wildcards):

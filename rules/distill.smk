@@ -2,9 +2,12 @@
 
 
 # Only COMPLETE is an output: a job that failed keeps the paths it made, the next goes on with them.
+# So does one that runs because its inputs are new: paths of equal data and teacher stay.
 rule build_ode_cache:
     input:
-        unpack(before_paths),
+        data_files,
+        ready=ready,
+        binding="train/binding.json",
         settings=steps["train"],
     output:
         complete=f"{settings.train.kd.cache}/COMPLETE",

@@ -7,6 +7,7 @@ rule evaluate_checkpoint:
     input:
         verification,
         data_files,
+        own_frames,
         weights="exports/{checkpoint}.safetensors",
         ready=ready,
         binding="train/binding.json",

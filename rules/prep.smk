@@ -7,6 +7,9 @@ TENSORS = expand(
     f"{PREPARED}/{{kind}}/{{run_id}}.safetensors", kind=("latents", "ids"), run_id=runs
 )
 
+# What each run was prepared from.
+RAW_RECORD = f"{PREPARED}/index/raw/{{run_id}}.json"
+
 
 rule prep_run:
     input:
@@ -16,6 +19,7 @@ rule prep_run:
         latents=f"{PREPARED}/latents/{{run_id}}.safetensors",
         ids=f"{PREPARED}/ids/{{run_id}}.safetensors",
         rows=f"{PREPARED}/index/runs/{{run_id}}.jsonl",
+        raw=RAW_RECORD,
     log:
         "logs/prep/{run_id}.log",
     conda:
@@ -33,6 +37,7 @@ rule prep_run:
         "python -m gc25d.steps.prep_run --settings {input.settings:q}"
         " --raw {params.raw:q} --run-id {wildcards.run_id:q}"
         " --latents {output.latents:q} --ids {output.ids:q} --rows {output.rows:q}"
+        " --record {output.raw:q}"
         " --workers {params.workers} --log {log:q}"
 
 

@@ -26,6 +26,7 @@ rule plot_curves:
 rule plot_overlay:
     input:
         data_files,
+        own_frames,
         ready=ready,
     output:
         figure=report(

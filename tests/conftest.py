@@ -80,6 +80,7 @@ def build_dataset(root: Path, raw_root: Path) -> Path:
                 latents=root / f"latents/{run_id}.safetensors",
                 ids=root / f"ids/{run_id}.safetensors",
                 rows=rows[-1],
+                record=root / f"index/raw/{run_id}.json",
             )
         )
     table = root / "text/table.safetensors"

@@ -88,6 +88,7 @@ def root(tmp_path_factory):
                 latents=root / f"data/latents/{run_id}.safetensors",
                 ids=root / f"data/ids/{run_id}.safetensors",
                 rows=rows[-1],
+                record=root / f"data/index/raw/{run_id}.json",
             )
         )
     table = root / "data/text/table.safetensors"

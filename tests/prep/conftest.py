@@ -128,6 +128,7 @@ class Captures:
             rows.append(root / f"index/runs/{run}.jsonl")
             tensors = {name: root / f"{name}/{run}.safetensors" for name in ("latents", "ids")}
             whose = {"run_id": run, "raw": folder, "workers": 0}
+            whose["record"] = root / f"index/raw/{run}.json"
             prep_run.main(Namespace(settings=root / "prep.json", rows=rows[-1], **whose, **tensors))
         table = root / "text/table.safetensors"
         encode_text.main(Namespace(settings=root / "text.json", rows=rows, out=table))

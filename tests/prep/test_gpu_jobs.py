@@ -67,6 +67,7 @@ def test_only_the_autoencoder_claims_a_gpu(tmp_path, raw_run, claims, codec, exp
             latents=tmp_path / "latents",
             ids=tmp_path / "ids",
             rows=tmp_path / "rows",
+            record=tmp_path / "record",
         )
     )
     assert claims == expected

@@ -50,7 +50,7 @@ def build(tmp_path, raw_run, monkeypatch):
             call(
                 monkeypatch, prep_run, settings=root / "prep.json", raw=folder, run_id=run,
                 latents=root / f"latents/{run}.safetensors", ids=root / f"ids/{run}.safetensors",
-                rows=rows[-1], log=root / f"logs/{run}.log",
+                rows=rows[-1], record=root / f"index/raw/{run}.json", log=root / f"logs/{run}.log",
             )  # fmt: skip
         table = root / "text/table.safetensors"
         call(monkeypatch, encode_text, settings=root / "text.json", rows=rows, out=table)

@@ -48,6 +48,7 @@ def prepare(root: Path, run_id: str) -> Path:
             latents=root / f"latents/{run_id}.safetensors",
             ids=root / f"ids/{run_id}.safetensors",
             rows=rows,
+            record=root / f"index/raw/{run_id}.json",
         )
     )
     return rows
@@ -58,7 +59,7 @@ def test_a_runs_rows_come_after_the_tensors_that_they_name(
 ) -> None:
     prepare(root, RUNS[0])
     *tensors, last = written(disk_events)
-    assert sorted(tensors) == [f"{RUNS[0]}.safetensors"] * 2
+    assert sorted(tensors) == [f"{RUNS[0]}.json", *[f"{RUNS[0]}.safetensors"] * 2]
     assert last == f"{RUNS[0]}.jsonl"
 
 

@@ -232,7 +232,8 @@ def build(chosen: dict[str, Any]) -> None:
     for run_id, path in zip(RUNS, rows, strict=True):
         tensors = {k: DATA / f"{k}/{run_id}.safetensors" for k in ("latents", "ids")}
         raw = Path("raw/vizdoom") / run_id.replace("__", "/")
-        run("prep_run", "prep", run_id=run_id, raw=raw, rows=[path], **tensors)
+        record = DATA / f"index/raw/{run_id}.json"
+        run("prep_run", "prep", run_id=run_id, raw=raw, rows=[path], record=record, **tensors)
     table = DATA / "text/table.safetensors"
     run("encode_text", "text", rows=rows, out=table)
     clips, ready = DATA / "index/clips.jsonl", DATA / "READY"

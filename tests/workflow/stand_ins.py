@@ -19,6 +19,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from gc25d.plan import present_files
+from gc25d.workflow.raw_record import states, write_record
+
 REPLACED = (
     *("capture", "prep_run", "encode_text", "build_index", "train", "export", "verify"),
     *("evaluate", "plot_curves", "plot_overlay", "plot_coverage"),
@@ -69,6 +72,8 @@ def prep_run(a: argparse.Namespace) -> None:
     """A run → latents of the frames, ids of the geometry, rows that digest both, with prompts."""
     settings = a.settings[0].read_bytes()
     frames = read(a.settings[0])["geometry"]["frames"]
+    files = present_files(a.raw, frames)
+    write_record(a.record, files, states(files))
     raw = {name: (a.raw / name).read_bytes() for name in (*RAW, f"clips_{frames}.json")}
     prompts = raw.pop(f"clips_{frames}.json")
     write(a.latents, latents=a.run_id, of=digest(settings, raw["frames.tar"], raw["meta.json"]))
@@ -110,10 +115,9 @@ def train(a: argparse.Namespace) -> None:
     if read(a.binding)["data_fingerprint"] != fingerprint:
         sys.exit("the run is bound to other data")
     made = digest(a.settings[0].read_bytes(), tensors(a.data), fingerprint, str(a.until))
-    states = Path("train/states")
-    chain = [int(path.name) for path in states.glob("*") if path.name.isdigit()]
-    state = states / str(a.until)
-    aside = Path("train/aside") / str(a.until)
+    name = f"step-{a.until:07d}/manifest.json"
+    chain = [int(path.parent.name[5:]) for path in Path("train/states").glob("*/manifest.json")]
+    state, aside = Path("train/states") / name, Path("train/aside") / name
     if not state.exists() and not aside.exists():
         ahead = max(chain, default=0) > a.until
         if not ahead:

@@ -107,6 +107,53 @@ def test_changed_data_are_refused_and_put_back(sequence: ModuleType, run: Any) -
     assert run.ask(MAIN) == 0
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_captures_with_old_times_are_noticed(sequence: ModuleType, run: Any, moved: bool) -> None:
+    """Another file with an old time, and the first one moved back with its own."""
+    tar = run.folder / sequence.FRAMES_TAR
+    kept = tar.rename(run.folder / "kept.tar")
+    tar.write_bytes(b"others")
+    if not moved:
+        os.utime(tar, (10**9, 10**9))
+    assert run.ask(MAIN) == 1
+    kept.rename(tar)
+    assert run.ask(MAIN) == 0
+
+
+@pytest.mark.parametrize("name", ["train/binding.json", "data/gc25d_v10/READY"])
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_changed_data_are_refused_whatever_is_damaged(
+    sequence: ModuleType, run: Any, name: str, content: str
+) -> None:
+    (run.folder / name).write_text(content)
+    (run.folder / sequence.FRAMES_TAR).write_bytes(b"others")
+    assert run.ask("eval/step-4/metrics.json") == 1
+    assert "the run was started with" in run.said
+
+
+def test_a_damaged_ready_is_made_again(sequence: ModuleType, run: Any) -> None:
+    (run.folder / sequence.DATA / "READY").write_text("{}")
+    assert run.ask(MAIN) == 0
+
+
+def test_checkpoints_that_were_deleted_are_not_trained_again(run: Any) -> None:
+    """To save space: training goes on from its state."""
+    for step in (2, 4):
+        shutil.rmtree(run.folder / f"train/step-{step}")
+    run.changes = {"train": {"max_steps": 6}}
+    assert run.ask(MAIN) == 0
+    assert ("start", 2) not in run.trained()[2:]
+
+
+def test_deleted_captures_are_made_again_for_what_shows_them(run: Any) -> None:
+    shutil.rmtree(run.folder / "raw/vizdoom/deathmatch/run-001")
+    assert run.call(MAIN) == 0
+    assert "Nothing to be done" in run.said
+    run.changes = {"evaluation": {"steps": 7}}
+    assert run.call(MAIN) == 0
+    assert run.ask(MAIN) == 0
+
+
 @pytest.mark.parametrize("target", ["verify/step-4.json", "exports/step-4.safetensors", MAIN])
 def test_changed_data_are_refused_each_time(sequence: ModuleType, run: Any, target: str) -> None:
     """Snakemake restores what a job updates with a new time, which made the second try succeed."""
@@ -147,7 +194,7 @@ MADE = ("data", "train/step-*", "exports", "verify", "eval", "figures", "train/b
 
 
 ACTIONS = (
-    *("touch", "touch", "restore", "edit", "delete", "delete"),
+    *("touch", "touch", "restore", "edit", "edit quietly", "delete", "delete"),
     *("change", "change", "copy", "kill"),
 )
 
@@ -166,13 +213,17 @@ def disturb(sequence: ModuleType, run: Any, original: Path, chance: random.Rando
     """Do one thing to the folder or the settings, and tell it."""
     captures = sorted(run.folder.glob("raw/*/*/*/*"))
     action = chance.choice(ACTIONS)
-    path = chance.choice(captures if action in ("restore", "edit") else made(run.folder))
+    named = ("restore", "edit", "edit quietly")
+    path = chance.choice(captures if action in named else made(run.folder))
     if action in ("touch", "restore"):
         path = chance.choice([path, *captures]) if action == "touch" else path
         content = original / path.relative_to(run.folder)
         path.write_bytes(content.read_bytes() if path in captures else path.read_bytes())
     elif action == "edit":
         path.write_text(f"edited {chance.random()}")
+    elif action == "edit quietly":  # as an archive is unpacked, with the times in it
+        path.write_text(f"edited {chance.random()}")
+        os.utime(path, (chance.randrange(10**9), chance.randrange(10**9)))
     elif action == "delete":
         path.unlink()
     elif action == "change":

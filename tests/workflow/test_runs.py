@@ -96,6 +96,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in outputs:
         (data / name).parent.mkdir(parents=True, exist_ok=True)
         (data / name).write_text("made")
+    write_json(data / "READY", {"fingerprint": "made"})
     return folder
 
 

@@ -136,22 +136,33 @@ def raw_files(settings: Settings, folder: Path) -> list[Path]:
     a file may be missing, which is prep's to report and must not stop the other runs: the folder
     then stands for it, because its time changes when a file comes or goes.
     """
-    names = [
-        *("frames.tar", "stencil.tar", "cameras.npz", "skeletons.npz", "meta.json"),
-        f"clips_{settings.geometry.frames}.json",
-    ]
+    names = _file_names(settings.geometry.frames)
     if settings.capture.source != "external":
         return [folder / name for name in names]
-    found = {path.name for path in folder.iterdir()}
+    present = present_files(folder, settings.geometry.frames)
+    found = {path.name for path in present}
+    missing = [name for name in names if name not in found and not _has_part(name, found)]
+    return [*([folder] if missing else []), *present]
+
+
+def present_files(folder: Path, frames: int) -> list[Path]:
+    """The files of a raw run that are there and that prep reads."""
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     parts = sorted(name for name in found if _TAR_PART.fullmatch(name))
-    missing = [name for name in names if name not in found and not _has_part(name, parts)]
-    present = [*parts, *(name for name in names if name in found)]
-    return [*([folder] if missing else []), *(folder / name for name in present)]
+    return [folder / name for name in (*parts, *(n for n in _file_names(frames) if n in found))]
 
 
-def _has_part(name: str, parts: Iterable[str]) -> bool:
+def _file_names(frames: int) -> list[str]:
+    """The files of a raw run whose tars are in one piece."""
+    names = ["frames.tar", "stencil.tar", "cameras.npz", "skeletons.npz", "meta.json"]
+    return [*names, f"clips_{frames}.json"]
+
+
+def _has_part(name: str, found: Iterable[str]) -> bool:
     stem, _, suffix = name.rpartition(".")
-    return suffix == "tar" and any(part.startswith(f"{stem}-") for part in parts)
+    return suffix == "tar" and any(
+        part.startswith(f"{stem}-") and _TAR_PART.fullmatch(part) for part in found
+    )
 
 
 def checkpoint_before(step: int, every: int) -> int:
@@ -179,14 +190,28 @@ def checkpoint_files(step: int, *, averaged: bool) -> list[Path]:
 def needed_before(step: int, every: int) -> int:
     """The checkpoint that must be trained before `step`, 0 for none.
 
-    Where a later one already stands between the two (`checkpoint_every` was changed), or a placed
-    state lies behind it, training goes on from there.
+    Where a later one already stands between the two (`checkpoint_every` was changed), a placed
+    state lies behind it, or the state after it is still there, training goes on from there.
     """
     before = checkpoint_before(step, every)
-    if before <= placed_step():
+    if before <= placed_step() or _has_state(before, step):
         return 0
     between = any(weights_file(done).exists() for done in range(before + 1, step))
     return 0 if between and not weights_file(before).exists() else before
+
+
+def _has_state(before: int, step: int) -> bool:
+    """Whether training left a state from which `step` is reached without the checkpoint before."""
+    found = (path.parent.name for path in Path("train/states").glob("step-*/manifest.json"))
+    return any(before <= int(name[5:]) <= step for name in found if name[5:].isdigit())
+
+
+def dated_files(settings: Settings) -> list[Path]:
+    """Files, there or not, whose times say whether clocks agree."""
+    last = settings.train.max_steps
+    results = (f"exports/step-{last}.safetensors", f"eval/step-{last}/metrics.json")
+    made = [Path(name) for name in ("train/binding.json", *results)]
+    return [*settings_files(settings).values(), dataset_root(settings) / "READY", *made]
 
 
 def settings_files(settings: Settings) -> dict[str, Path]:

@@ -7,6 +7,7 @@ Inputs:   --settings  the step's settings (geometry, codec)
 Outputs:  --latents   <clip_id>: bf16 [48, F, h, w]
           --ids       <clip_id>.ids: packed uint8 [T, H, W]; <clip_id>.world_to_clip: [T, 4, 4]
           --rows      one JSON line a clip
+          --record    the raw files that were read: size in bytes, time in ns, SHA-256 of each
 
 A clip that cannot be read is dropped with its reason and the rest is built; a run that cannot be
 read makes empty tensor files and one line with the reason. Both are warnings, not failures.
@@ -19,6 +20,7 @@ Example:
     --latents data/gc25d_v10/latents/deadly_corridor__run-000.safetensors
     --ids data/gc25d_v10/ids/deadly_corridor__run-000.safetensors
     --rows data/gc25d_v10/index/runs/deadly_corridor__run-000.jsonl
+    --record data/gc25d_v10/index/raw/deadly_corridor__run-000.json
 """
 
 import argparse
@@ -28,12 +30,14 @@ import logging
 from pathlib import Path
 
 from gc25d.devices_claim import shared_device
+from gc25d.plan import present_files
 from gc25d.prep.codec import Codec, codec_for
 from gc25d.prep.prepare import prepare_run
 from gc25d.records import write_jsonl
 from gc25d.step_settings import PrepStep, load_step
 from gc25d.steps import cli
 from gc25d.tensors import write_tensors
+from gc25d.workflow.raw_record import states, write_record
 
 log = logging.getLogger("gc25d")
 
@@ -45,6 +49,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Prepare the run; the rows are written last."""
     settings = load_step(arguments.settings, PrepStep)
     size = settings.geometry
+    before = states(present_files(arguments.raw, size.frames))
     with contextlib.ExitStack() as stack:
         prepared = prepare_run(
             arguments.raw,
@@ -55,6 +60,7 @@ def main(arguments: argparse.Namespace) -> None:
             functools.partial(load_codec, settings, stack),
             arguments.workers,
         )
+    write_record(arguments.record, present_files(arguments.raw, size.frames), before)
     write_tensors(arguments.latents, prepared.latents, {})
     write_tensors(arguments.ids, prepared.ids, {})
     write_jsonl(arguments.rows, prepared.rows)
@@ -83,6 +89,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--latents", type=Path, required=True)
     parser.add_argument("--ids", type=Path, required=True)
     parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--record", type=Path, required=True)
     return parser.parse_args()
 
 

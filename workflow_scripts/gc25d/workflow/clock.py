@@ -1,0 +1,27 @@
+"""Files dated ahead of this machine's clock, which make every comparison of times wrong."""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from gc25d.errors import UserError
+
+_ALLOWED_S = 300.0
+"""Between the clocks of two hosts, s."""
+
+
+def check_times(paths: Iterable[Path], now: float | None = None) -> None:
+    """Refuse files that were written later than now, by more than clocks may differ.
+
+    Raises:
+        UserError: names the first, and by how much.
+    """
+    now = time.time() if now is None else now
+    for path in paths:
+        ahead = path.stat().st_mtime - now if path.exists() else 0.0
+        if ahead > _ALLOWED_S:
+            raise UserError(
+                f"{path} is dated {ahead / 60:.0f} minutes ahead of this machine's clock, so that "
+                "nothing that changes now would count as newer: set the clock right, or "
+                "date the folder's files anew with `find . -exec touch {} +`"
+            )
