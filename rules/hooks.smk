@@ -59,6 +59,7 @@ onstart:
     if workflow.is_main_process:
         try:
             hold_data(workflow.dag)
+            settings_files.keep_record(sources, logger.warning)
             digest_cache.remember(cache_file(settings), new_digests)
         except UserError as error:
             raise WorkflowError(str(error))
