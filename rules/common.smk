@@ -203,11 +203,20 @@ def verification(wildcards):
 
 
 def references_path(wildcards):
-    """Recorded references, by absolute path: they are compared with, never remade for it."""
-    return plan.references_path(settings, wildcards.device, Path(workflow.basedir))
+    """Recorded references: this folder's own by the name that `record_references` makes them by.
+
+    They are its input, so a comparison waits for a recording in the same run. Others' are named by
+    absolute path: they are compared with, never made for it. So are one's own where everything is
+    forced, or where the outputs are only looked at or deleted: a comparison alone records nothing.
+    """
+    own = f"refs/{wildcards.device}.json"
+    asked = own in map(targets.spelled, asked_for())
+    path = plan.references_path(settings, wildcards.device, Path(workflow.basedir), made=asked)
+    runs = workflow.execution_settings and not workflow.dag_settings.forceall
+    return own if path == Path(own).resolve() and (asked or runs) else path
 
 
 def recorded_references(wildcards):
     """The references to compare with; a missing file is the step's to report."""
     path = references_path(wildcards)
-    return path if path.exists() else []
+    return path if isinstance(path, str) or path.exists() else []

@@ -1,10 +1,6 @@
 """What happens around the jobs: targets are checked before and after, the data is held meanwhile."""
 
-import sys
-
-from snakemake.cli import parse_args
-
-from gc25d.workflow import data_lock, targets
+from gc25d.workflow import data_lock, profile, targets
 
 BUILDERS = {
     "prep_run": {data, PREPARED},
@@ -14,11 +10,12 @@ BUILDERS = {
 held = []  # locks that this snakemake keeps to its end
 
 
+command_line = profile.command_line() if workflow.is_main_process else None
+
+
 def asked_for():
     """The targets on the command line; none where another program runs this workflow."""
-    if not workflow.is_main_process or not sys.argv[0].endswith("snakemake"):
-        return []
-    return parse_args(sys.argv[1:])[1].targets
+    return command_line.targets if command_line else []
 
 
 def hold_data(dag):
@@ -45,6 +42,8 @@ EXAMPLES = [
 ]
 
 try:
+    if command_line:
+        profile.check_profile(command_line, Path(workflow.basedir))
     targets.check_targets(
         asked_for(),
         EXAMPLES,
@@ -59,6 +58,7 @@ onstart:
     if workflow.is_main_process:
         try:
             hold_data(workflow.dag)
+            settings_files.keep_record(sources, logger.warning)
             digest_cache.remember(cache_file(settings), new_digests)
         except UserError as error:
             raise WorkflowError(str(error))

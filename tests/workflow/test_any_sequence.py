@@ -162,6 +162,21 @@ def test_changed_data_are_refused_each_time(sequence: ModuleType, run: Any, targ
     assert "the run was started with" in run.said
 
 
+def test_a_run_that_lost_its_record_is_not_bound_anew(run: Any) -> None:
+    record = run.bound()
+    (run.folder / "train/run.json").unlink()
+    run.changes = {"train": {"lr": 0.5}}
+    assert run.call(MAIN) == 1
+    assert "train.lr is 0.5, the run was started with" in run.said
+    run.changes = {}
+    (run.folder / "figures/overlay.png").unlink()
+    assert run.call(MAIN, "-n") == 0
+    assert run.bound() is None
+    assert run.call(MAIN) == 0
+    assert "train/run.json was gone: restored" in run.said
+    assert run.bound() == record
+
+
 def test_a_long_chain_is_not_queued_to_find_nothing_new(
     sequence: ModuleType, finished: Any, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from gc25d.workflow import data_lock, targets
 ROOT = Path(__file__).parents[2]
 SMALL = Path(__file__).with_name("small.yaml")
 READY = "data/gc25d_v10/READY"
+FOLDERS = ("eval/step-4", "exports")
 CAPTURE = "raw/vizdoom/deadly_corridor/run-000/meta.json"
 
 
@@ -79,14 +81,50 @@ def test_looking_at_other_settings_leaves_those_that_are_there(tmp_path: Path) -
         ("data/gc25d/READY", f"the nearest: {READY}"),
         ("exports/step-4-ema.safetensors", "set train.ema"),
         ("eval/step-0/metrics.json", "a step of at least 1"),
+        ("eval/step-4", "the nearest: eval/step-4/metrics.json"),
+        ("exports", "the nearest: exports/base.safetensors"),
     ],
 )
 def test_a_target_that_is_none_is_told_the_nearest(tmp_path: Path, asked: str, said: str) -> None:
+    if asked in FOLDERS:
+        (tmp_path / asked).mkdir(parents=True)
     done = snakemake(tmp_path, asked, "--cores", "1", "-n")
     assert done.returncode == 1
     assert asked in done.stdout
     assert said in done.stdout
     assert "Traceback" not in done.stdout
+
+
+def made(path: str) -> bool:
+    """Whether it is a score, or the data set `my-ema`."""
+    return re.fullmatch(r"eval/step-[1-9]/metrics.json|data/my-ema/READY", path) is not None
+
+
+@pytest.mark.parametrize(
+    "asked", ["data/my-ema/READY", "./eval/step-2/metrics.json", "eval//step-2/metrics.json"]
+)
+def test_a_target_is_known_as_snakemake_spells_it(asked: str) -> None:
+    targets.check_targets([asked], [], made, averaged=False)
+
+
+def test_an_absolute_target_is_told_the_relative_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"folder: eval/step-2/metrics.json"):
+        targets.check_targets(
+            [str(tmp_path / "eval/step-2/metrics.json")], [], made, averaged=False
+        )
+
+
+def test_an_average_that_there_is_not_is_told_whatever_the_spelling() -> None:
+    with pytest.raises(UserError, match=r"set train\.ema"):
+        targets.check_targets(["./eval/step-2-ema/metrics.json"], [], made, averaged=False)
+
+
+def test_snakemake_understands_another_spelling(tmp_path: Path) -> None:
+    done = snakemake(tmp_path, "./eval//step-2/metrics.json", "--cores", "1", "-n", "--quiet")
+    assert done.returncode == 0, done.stdout
 
 
 def test_jobs_run_the_python_that_runs_snakemake(tmp_path: Path) -> None:

@@ -1,27 +1,88 @@
 """What a run is bound to: its settings, its data, and the content of files that settings name."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gc25d.contents import Contents
 from gc25d.errors import UserError
 from gc25d.rates import RATES
-from gc25d.records import read_json
+from gc25d.records import digest_json, read_json, write_json
 
 RUN_RECORD = Path("train/run.json")
 """What a run is bound to: its settings and the fingerprint of its data."""
+_SETTINGS = Path("train/settings.json")
+_BINDING = Path("train/binding.json")
+_REMAINS = ("binding.json", "states", "aside", "placed.json", "history.jsonl", "step-*")
+"""Below train/, what a run leaves, and no other than a run."""
 CONTENTS = "contents"
 """Key of a step's settings under which the contents stand that it reads (`gc25d.contents`)."""
 
 
 def began_with() -> dict[str, Any] | None:
     """The settings that the run in this directory began with; None when there is none."""
+    record = run_record()
+    return record["settings"] if record else None
+
+
+def run_record(asked: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """What the run in this directory is bound to, as `train/run.json` holds it; None for no run.
+
+    Where that file is gone, the binding tells the same, together with the settings that it holds
+    the digest of: those of the settings file, or `asked`.
+
+    Raises:
+        UserError: the file holds something else.
+    """
     if not RUN_RECORD.exists():
+        return _bound_before(asked)
+    record = read_json(RUN_RECORD)
+    if not (isinstance(record, dict) and isinstance(record.get("settings"), dict)) or not (
+        {"dataset", "data_fingerprint"} <= record.keys()
+    ):
+        raise UserError(
+            f"{RUN_RECORD}: is no record of what this run is bound to (expected dataset, "
+            "data_fingerprint and settings): put it back from a copy, or delete it to have it "
+            f"restored from {_BINDING}"
+        )
+    return record
+
+
+def _bound_before(asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    binding = read_json(_BINDING) if _BINDING.exists() else None
+    if not isinstance(binding, dict):
         return None
-    settings: dict[str, Any] = read_json(RUN_RECORD)["settings"]
-    return settings
+    held = read_json(_SETTINGS) if _SETTINGS.exists() else None
+    return next(
+        (
+            {
+                "dataset": binding.get("dataset"),
+                "data_fingerprint": binding.get("data_fingerprint"),
+                "settings": settings,
+            }
+            for settings in (held, asked)
+            if settings and digest_json(settings) == binding.get("settings_sha256")
+        ),
+        None,
+    )
+
+
+def _refuse_remains() -> None:
+    """What is left of a run that nobody knows the settings of is bound to no others."""
+    left = [
+        path.name
+        for name in _REMAINS
+        for path in sorted(RUN_RECORD.parent.glob(name))
+        if path.is_file() or (path.is_dir() and any(path.iterdir()))
+    ]
+    if left:
+        raise UserError(
+            f"{RUN_RECORD} is gone, and {RUN_RECORD.parent} holds what a run left "
+            f"({', '.join(left[:4])}{', …' * (len(left) > 4)}), under other settings perhaps. "
+            f"Nothing was started. Put {RUN_RECORD} back (with the settings that {_BINDING} is "
+            f"of, it is restored), or set that run aside with {_restart()}"
+        )
 
 
 def check_binding(train: Mapping[str, Any], dataset: str) -> None:
@@ -30,12 +91,15 @@ def check_binding(train: Mapping[str, Any], dataset: str) -> None:
     Contents are compared of those settings alone of which the run knows them.
 
     Raises:
-        UserError: names each changed field or file, both values, and the ways out.
+        UserError: names each changed field or file, both values, and the ways out; or what a run
+            left whose record is gone.
     """
-    began = began_with()
-    if began is None:
+    record = run_record(train)
+    if record is None:
+        _refuse_remains()
         return
-    bound = {"dataset": read_json(RUN_RECORD)["dataset"], **flatten(without_contents(began))}
+    began = record["settings"]
+    bound = {"dataset": record["dataset"], **flatten(without_contents(began))}
     asked = {"dataset": dataset, **flatten(without_contents(train))}
     changed = {
         key: f"{key} is {asked.get(key)!r}, the run was started with {bound.get(key)!r}"
@@ -82,9 +146,25 @@ def refusal(changed: list[str], *, rates: bool = False) -> str:
     allow = "allow it with train.reset_lr_on_resume: true, or " if rates else ""
     return (
         f"{'; '.join(changed)}. Nothing was started. Put the old value or file back, or {allow}"
-        "train elsewhere with --directory <new folder>, or set this run aside with "
-        f"`python -m gc25d.steps.restart --directory {shlex.quote(str(Path.cwd()))}`"
+        f"train elsewhere with --directory <new folder>, or set this run aside with {_restart()}"
     )
+
+
+def _restart() -> str:
+    return f"`python -m gc25d.steps.restart --directory {shlex.quote(str(Path.cwd()))}`"
+
+
+def keep_record(train: Mapping[str, Any], warn: Callable[[str], None]) -> None:
+    """Write `train/run.json` again where it is gone and known, before a job replaces the binding.
+
+    Args:
+        train: the settings asked for.
+        warn: is told of it.
+    """
+    record = None if RUN_RECORD.exists() else run_record(train)
+    if record:
+        write_json(RUN_RECORD, record)
+        warn(f"{RUN_RECORD} was gone: restored from {_BINDING}")
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

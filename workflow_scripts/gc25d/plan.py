@@ -260,12 +260,18 @@ def check_val_runs(val_runs: Sequence[str], runs: Sequence[str]) -> None:
             )
 
 
-def references_path(settings: Settings, device: str, repository: Path) -> Path:
-    """References to compare with: `regression.refs_root`, else `refs/` here, else the tracked."""
+def references_path(
+    settings: Settings, device: str, repository: Path, *, made: bool = False
+) -> Path:
+    """References to compare with: `regression.refs_root`, else `refs/` here, else the tracked.
+
+    `made`: those here are made before the comparison, and count as there.
+    """
     root = settings.regression.refs_root
+    here = Path("refs").resolve() / f"{device}.json"
     folders = [Path(root)] if root else [Path("refs"), repository / "refs"]
     paths = [folder.resolve() / f"{device}.json" for folder in folders]
-    return next((path for path in paths if path.exists()), paths[-1])
+    return next((p for p in paths if p.exists() or (made and p == here)), paths[-1])
 
 
 def cache_environment(settings: Settings) -> dict[str, str]:

@@ -8,12 +8,15 @@ the same binding) and, the first time, train/run.json, which stays for the life 
 """
 
 import argparse
+import logging
 from pathlib import Path
 
-from gc25d.binding import CONTENTS, RUN_RECORD, check_binding, refusal
+from gc25d.binding import CONTENTS, RUN_RECORD, check_binding, keep_record, refusal, run_record
 from gc25d.errors import UserError
 from gc25d.records import digest_json, read_json, write_json
 from gc25d.steps import cli
+
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -21,16 +24,14 @@ def main(arguments: argparse.Namespace) -> None:
     settings = read_json(arguments.settings)
     fingerprint = read_json(arguments.ready)["fingerprint"]
     check_binding(settings, arguments.dataset)
-    if RUN_RECORD.exists():
-        bound = read_json(RUN_RECORD)["data_fingerprint"]
-        if bound != fingerprint:
-            raise UserError(
-                refusal([f"data fingerprint is {fingerprint}, the run was started with {bound}"])
-            )
-    else:
-        write_json(
-            RUN_RECORD,
-            {"dataset": arguments.dataset, "data_fingerprint": fingerprint, "settings": settings},
+    keep_record(settings, logger.warning)
+    record = run_record()
+    if record is None:
+        both = {"dataset": arguments.dataset, "data_fingerprint": fingerprint}
+        write_json(RUN_RECORD, {**both, "settings": settings})
+    elif (bound := record["data_fingerprint"]) != fingerprint:
+        raise UserError(
+            refusal([f"data fingerprint is {fingerprint}, the run was started with {bound}"])
         )
     binding = {
         "dataset": arguments.dataset,

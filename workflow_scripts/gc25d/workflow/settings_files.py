@@ -5,18 +5,18 @@ runs: a dry run, `--lint`, `--dag`, `--report` and a mistyped target leave the f
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gc25d import plan
+from gc25d import binding, plan
 from gc25d.binding import began_with, check_binding
 from gc25d.captures_check import check_captures
 from gc25d.contents import Contents
 from gc25d.errors import UserError
 from gc25d.imported_code import code_digest
 from gc25d.rates import with_bound_rates
-from gc25d.records import holds_json, write_json
+from gc25d.records import holds_json, read_json, write_json
 from gc25d.settings import Settings
 from gc25d.step_settings import step_json, step_settings
 from gc25d.workflow import kept_contents
@@ -71,6 +71,11 @@ def write_sources(
         if holds_json(files[name], content):
             os.utime(sources[name], _LONG_AGO)
     return sources
+
+
+def keep_record(sources: Mapping[str, Path], warn: Callable[[str], None]) -> None:
+    """Restore a run's record that is gone (`gc25d.binding`); `sources`: of `write_sources`."""
+    binding.keep_record(read_json(sources["train"]), warn)
 
 
 def check_unchanged(settings: Settings, contents: dict[str, dict[str, Any]]) -> None:

@@ -1,6 +1,8 @@
 """Targets given on the command line: understood before the DAG is built, kept when it has run."""
 
 import difflib
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,12 @@ from typing import Any
 from gc25d.errors import UserError
 
 _SHOWN = 3
+_AVERAGED = re.compile(r"(exports|verify|eval|train)/step-[1-9][0-9]*-ema(?=[./]|$)")
+
+
+def spelled(target: str) -> str:
+    """A target as Snakemake looks for it: `./eval//x/` is `eval/x`, an absolute path stays."""
+    return target.rstrip("/") if Path(target).is_absolute() else os.path.relpath(target)
 
 
 def check_targets(
@@ -17,7 +25,7 @@ def check_targets(
     *,
     averaged: bool,
 ) -> None:
-    """Every target is a rule, something that a rule makes, or a file that is there.
+    """Every target is a rule or something that a rule makes.
 
     Args:
         targets: as typed.
@@ -30,16 +38,20 @@ def check_targets(
     """
     wrong = []
     for target in targets:
-        if "-ema" in target and not averaged:
+        if _AVERAGED.match(spelled(target)) and not averaged:
             wrong.append(f"{target} needs the weights' moving average: set train.ema, such as 0.99")
-        elif not (target in known or is_made(target.rstrip("/")) or Path(target).exists()):
-            wrong.append(_unknown(target, known))
+        elif not (target in known or is_made(spelled(target))):
+            wrong.append(_unknown(target, known, is_made))
     if wrong:
         raise UserError("\n".join(wrong))
 
 
-def _unknown(target: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(target, known, n=_SHOWN, cutoff=0.4)
+def _unknown(target: str, known: Sequence[str], is_made: Callable[[str], bool]) -> str:
+    here = os.path.relpath(target)
+    if is_made(here):
+        return f"{target} is no target: paths are relative to the working folder: {here}"
+    inside = [name for name in known if name.startswith(f"{here}/")]
+    close = inside[:_SHOWN] or difflib.get_close_matches(here, known, n=_SHOWN, cutoff=0.4)
     nearest = f"the nearest: {', '.join(close)}; " if close else ""
     return (
         f"{target} is no target: {nearest}README.md, Commands, lists all "
@@ -69,7 +81,7 @@ def check_finished(
     jobs = list(jobs)
     goals = [job for job in jobs if not job.output]  # rules that stand for their inputs
     wanted = {str(file) for job in goals for files in dependencies[job].values() for file in files}
-    wanted |= {target.rstrip("/") for target in asked}
+    wanted |= {spelled(target) for target in asked}
     stale = [
         f"{output} is older than what it is made from"
         for job in jobs
