@@ -211,7 +211,9 @@ def references_path(wildcards):
     """
     own = f"refs/{wildcards.device}.json"
     asked = own in map(targets.spelled, asked_for())
-    path = plan.references_path(settings, wildcards.device, Path(workflow.basedir), made=asked)
+    path = plan.references_path(
+        settings, wildcards.device, Path(workflow.basedir), made=asked
+    )
     runs = workflow.execution_settings and not workflow.dag_settings.forceall
     return own if path == Path(own).resolve() and (asked or runs) else path
 

@@ -110,6 +110,24 @@ def test_a_bound_run_refuses_other_settings(
     write_settings_files(settings())
 
 
+def test_a_run_of_another_training_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own fields may differ too: none of them is the user's to put back."""
+    monkeypatch.chdir(tmp_path)
+    write_settings_files(settings())
+    bound = read_json(Path("train/settings.json"))
+    now, then = bound["version"], bound["version"] - 1
+    older = {**bound, "version": then, "added": 1}
+    write_json(RUN_RECORD, {"dataset": "gc25d_v10", "data_fingerprint": "f", "settings": older})
+    with pytest.raises(UserError) as refused:
+        write_settings_files(settings())
+    said = str(refused.value)
+    assert f"(version {now} of the step, the run was started with {then})" in said
+    assert "Finish the run with the gc25d that it was started with" in said
+    assert "added" not in said
+
+
 def test_rates_may_change_under_a_run_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,12 @@ def check_binding(train: Mapping[str, Any], dataset: str) -> None:
         _refuse_remains()
         return
     began = record["settings"]
+    if began.get("version") != train.get("version"):
+        raise UserError(
+            f"training itself has changed (version {train.get('version')} of the step, the run was "
+            f"started with {began.get('version')}). Nothing was started. Finish the run with the "
+            f"gc25d that it was started with, or set it aside with {_restart()}"
+        )
     bound = {"dataset": record["dataset"], **flatten(without_contents(began))}
     asked = {"dataset": dataset, **flatten(without_contents(train))}
     changed = {
