@@ -25,7 +25,7 @@ run: $(STAMP)
 	$(BIN)/snakemake sft_v10 --cores $(CORES)
 
 test: $(STAMP)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadfile
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow

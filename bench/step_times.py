@@ -130,6 +130,6 @@ def whole_step(folder: Path, size: Size, workers: int, number: int = 0) -> None:
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "gc25d.steps.prep_run", "--settings", folder / "prep.json"]
     command += ["--raw", folder / "raw", "--run-id", RUN_ID, "--workers", workers]
-    for name in ("latents", "ids", "rows", "log"):
+    for name in ("latents", "ids", "rows", "record", "log"):
         command += [f"--{name}", out / name]
     subprocess.run(list(map(str, command)), check=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from gc25d import records
+from gc25d import locks, records
 from gc25d.capture.arrays import write_arrays
 from gc25d.capture.tars import write_series
 from gc25d.errors import UserError
@@ -82,6 +82,22 @@ def test_a_temporary_of_a_living_writer_stays_and_of_another_host_for_a_day(tmp_
         assert mine.exists()
     assert path.read_text() == "first"
     assert {p.name for p in tmp_path.iterdir()} == {"a", fresh.name}
+
+
+def test_a_folder_may_move_as_soon_as_its_file_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the first process does with a state, once it sees the last record."""
+    folder, moved, rename = tmp_path / "building", tmp_path / "state", Path.replace
+
+    def replace(self: Path, target: Path) -> None:
+        rename(self, target)
+        rename(folder, moved)
+
+    folder.mkdir()
+    monkeypatch.setattr(Path, "replace", replace)
+    records.write_text(folder / "record", "whole")
+    assert [path.name for path in moved.iterdir()] == ["record"]
 
 
 @pytest.mark.parametrize("kind", ["json", "text", "rows", "tensors"])
@@ -283,7 +299,7 @@ def test_a_lock_is_held_across_processes_and_dies_with_its_holder(tmp_path: Path
     path = tmp_path / "lock"
     code = (
         "import sys, time, pathlib\n"
-        "from gc25d.records import locked\n"
+        "from gc25d.locks import locked\n"
         "with locked(pathlib.Path(sys.argv[1]), wait_s=5, held='x'):\n"
         "    print('held', flush=True); time.sleep(60)\n"
     )
@@ -294,11 +310,11 @@ def test_a_lock_is_held_across_processes_and_dies_with_its_holder(tmp_path: Path
         assert holder.stdout.readline() == "held\n"
         with (
             pytest.raises(UserError, match="somebody trains here"),
-            records.locked(path, wait_s=0.1, held="somebody trains here"),
+            locks.locked(path, wait_s=0.1, held="somebody trains here"),
         ):
             pass
         holder.kill()
-    with records.locked(path, wait_s=5, held="x"):
+    with locks.locked(path, wait_s=5, held="x"):
         pass
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gc25d.errors import UserError
-from gc25d.records import locked
+from gc25d.locks import locked
 from gc25d.regression import refs
 from gc25d.regression.exchange import export_norms, import_devices, imported, merge_norms
 from gc25d.regression.refs import (

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from gc25d.errors import UserError
 from gc25d.gpus import Gpu, free_memory, visible_gpus
-from gc25d.records import locked
+from gc25d.locks import locked
 
 _POLL_S = 0.1
 _WAIT_S = 3600.0

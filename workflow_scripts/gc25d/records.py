@@ -1,4 +1,4 @@
-"""Small files written whole or not at all: atomic JSON, JSONL and CSV, digests, locks.
+"""Small files written whole or not at all: atomic JSON, JSONL and CSV, digests.
 
 Imports no torch: rules use it at parse time.
 """
@@ -18,8 +18,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from gc25d.errors import UserError
 from gc25d.full_disk import naming_full_disk
@@ -57,10 +55,22 @@ def _replacement(target: Path) -> Iterator[Path]:
         yield temporary
         temporary.chmod(mode)  # some libraries write a file of their own in its place
         fsync(temporary)
-        temporary.replace(target)
-        fsync(target.parent)
+        _rename(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _rename(temporary: Path, target: Path) -> None:
+    """Rename, and bring the folder's entries to disk.
+
+    The folder is opened before: whoever waits for the file may move the folder at once.
+    """
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        temporary.replace(target)
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 @contextlib.contextmanager
@@ -328,22 +338,3 @@ def canonical_json(value: Any) -> bytes:
 def digest_json(value: Any) -> str:
     """SHA-256 of a value's canonical JSON."""
     return digest_bytes(canonical_json(value))
-
-
-@contextlib.contextmanager
-def locked(path: Path, *, wait_s: float, held: str) -> Iterator[None]:
-    """Hold the lock file `path`; the kernel drops the lock with the process that held it.
-
-    Raises:
-        UserError: another process kept it for `wait_s` seconds; the message starts with `held`.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, timeout=wait_s)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UserError(f"{held} (lock {path}): wait for it to end, or stop it") from None
-    try:
-        yield
-    finally:
-        lock.release()

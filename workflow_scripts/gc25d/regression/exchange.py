@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gc25d.errors import UserError
-from gc25d.records import locked, read_json, write_json
+from gc25d.locks import locked
+from gc25d.records import read_json, write_json
 from gc25d.regression.devices import KEYS, device_key
 from gc25d.regression.refs import (
     LOCK_WAIT_S,

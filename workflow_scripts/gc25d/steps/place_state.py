@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gc25d.errors import UserError
+from gc25d.locks import locked
 from gc25d.plan import PLACED
-from gc25d.records import digest_json, locked, read_json, write_json
+from gc25d.records import digest_json, read_json, write_json
 from gc25d.step_settings import TrainStep, load_step
 from gc25d.steps import cli
 from gc25d.train.chain import STATES, trace_of_states

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from gc25d.errors import UserError
-from gc25d.records import locked
+from gc25d.locks import locked
 from gc25d.steps import cli
 
 MOVED = ("train", "exports", "verify", "eval", "figures")

@@ -23,7 +23,8 @@ import sys
 from collections.abc import Sequence
 
 from gc25d.errors import UserError
-from gc25d.records import digest_json, locked, read_json
+from gc25d.locks import locked
+from gc25d.records import digest_json, read_json
 from gc25d.steps import cli, train_arguments
 from gc25d.train import launch
 from gc25d.train.signals import EXIT_STATUS
