@@ -55,16 +55,19 @@ steps = {name: str(path) for name, path in step_files.items()}
 captured = str(plan.captured_root(settings))
 data = str(plan.dataset_root(settings))
 ready = f"{data}/READY"
+# Of this data set, or of the one whose prepared runs it shares (prep.runs_of).
+prepared = str(plan.prepared_root(settings))
+tensors = expand(
+    f"{prepared}/{{kind}}/{{run_id}}.safetensors", kind=("latents", "ids"), run_id=runs
+)
+rows = expand(f"{prepared}/index/runs/{{run_id}}.jsonl", run_id=runs)
+raw_records = f"{prepared}/index/raw/{{run_id}}.json"  # what each run was prepared from
 # Whoever reads the data names all its files: Snakemake makes a deleted file again only for a job
 # that runs and names it itself.
 data_files = [
     f"{data}/index/clips.jsonl",
     f"{data}/text/table.safetensors",
-    *(
-        f"{plan.prepared_root(settings)}/{kind}/{run_id}.safetensors"
-        for kind in ("latents", "ids")
-        for run_id in runs
-    ),
+    *tensors,
 ]
 last_step = settings.train.max_steps
 one_gpu = min(1, settings.hardware.gpus_per_node)  # of a job that can use one
@@ -83,7 +86,7 @@ def dataset_folder(wildcards):
 
 def read_folders(wildcards):
     """The data sets that a training or evaluation reads."""
-    return sorted({data, str(plan.prepared_root(settings))})
+    return sorted({data, prepared})
 
 
 def capture_folder(wildcards):
@@ -100,7 +103,7 @@ def raw_run(wildcards):
     folder = runs[wildcards.run_id]
     external = settings.capture.source == "external"
     made_from = raw_record.is_made_from(
-        Path(RAW_RECORD.format(run_id=wildcards.run_id)),
+        Path(raw_records.format(run_id=wildcards.run_id)),
         plan.present_files(folder, settings.geometry.frames),
         raw_digests,
         all_there=external,
@@ -146,7 +149,7 @@ def lacking_parts(wildcards):
     It makes `build_index` run, which names all parts: Snakemake makes a part that is gone again only
     for a job that runs and reads it.
     """
-    parts = [*TENSORS, *ROWS, *data_files]
+    parts = [*rows, *data_files]
     whole = bound_data.fingerprint(Path(ready), "fingerprint")
     if not Path(ready).exists() or (whole and not settings_files.missing(parts)):
         return []

@@ -3,7 +3,7 @@
 from gc25d.workflow import data_lock, profile, targets
 
 BUILDERS = {
-    "prep_run": {data, PREPARED},
+    "prep_run": {data, prepared},
     "encode_text": {data},
     "build_index": {data},
 }

@@ -1,25 +1,15 @@
 """raw/ → data/<dataset>/READY (docs/dataset.md). One job per run, then the text table and index."""
 
-# Of this data set, or of the one whose prepared runs it shares (prep.runs_of).
-PREPARED = str(plan.prepared_root(settings))
-ROWS = expand(f"{PREPARED}/index/runs/{{run_id}}.jsonl", run_id=runs)
-TENSORS = expand(
-    f"{PREPARED}/{{kind}}/{{run_id}}.safetensors", kind=("latents", "ids"), run_id=runs
-)
-
-# What each run was prepared from.
-RAW_RECORD = f"{PREPARED}/index/raw/{{run_id}}.json"
-
 
 rule prep_run:
     input:
         raw_run,
         settings=steps["prep"],
     output:
-        latents=f"{PREPARED}/latents/{{run_id}}.safetensors",
-        ids=f"{PREPARED}/ids/{{run_id}}.safetensors",
-        rows=f"{PREPARED}/index/runs/{{run_id}}.jsonl",
-        raw=RAW_RECORD,
+        latents=f"{prepared}/latents/{{run_id}}.safetensors",
+        ids=f"{prepared}/ids/{{run_id}}.safetensors",
+        rows=f"{prepared}/index/runs/{{run_id}}.jsonl",
+        raw=raw_records,
     log:
         "logs/prep/{run_id}.log",
     conda:
@@ -43,7 +33,7 @@ rule prep_run:
 
 rule encode_text:
     input:
-        rows=ROWS,
+        rows=rows,
         settings=steps["text"],
     output:
         table=f"{data}/text/table.safetensors",
@@ -64,8 +54,8 @@ rule encode_text:
 rule build_index:
     input:
         lacking_parts,
-        tensors=TENSORS,
-        rows=ROWS,
+        tensors=tensors,
+        rows=rows,
         table=f"{data}/text/table.safetensors",
         settings=steps["index"],
     output:

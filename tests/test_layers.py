@@ -48,31 +48,7 @@ LAYERS = (
     ("steps",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-NO_TORCH = (
-    "errors",
-    "environment",
-    "cells",
-    "config_files",
-    "strict_json",
-    "settings",
-    "settings_base",
-    "settings_training",
-    "full_disk",
-    "locks",
-    "gpus",
-    "records",
-    "step_settings",
-    "processes",
-    "rates",
-    "imported_code",
-    "captures_check",
-    "digest_cache",
-    "contents",
-    "binding",
-    "plan",
-    "settings_docs",
-    "workflow",
-)
+NO_TORCH = tuple(sorted({*LAYERS[0]} - {"finite", "shapes", "tensors", "devices_claim"}))
 
 
 def imports(path: Path) -> Iterator[str]:

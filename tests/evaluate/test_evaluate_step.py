@@ -1,5 +1,4 @@
 import argparse
-import logging
 import sys
 
 import numpy as np
@@ -7,9 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from gc25d.capture.format import ClipTable, RawClip, RunMeta, Skeletons, write_run
+from evaluation_set import FIRST, arguments
 from gc25d.dataset.clips import ClipDataset
-from gc25d.errors import UserError
 from gc25d.evaluate import clips as clips_module
 from gc25d.evaluate.metrics import score_clip
 from gc25d.evaluate.panels import GAP, LABEL_HEIGHT, video_shape
@@ -17,115 +15,13 @@ from gc25d.evaluate.rollout import roll_out
 from gc25d.evaluate.sample import Plan, sample, starting_noise
 from gc25d.evaluate.truth import recorded_frames
 from gc25d.export.read import load_model
-from gc25d.geometry.camera import look, perspective, rotator_axes
 from gc25d.model.causal import CausalWanModel
-from gc25d.model.zoo import build_model, wan_config
 from gc25d.prep.codec import codec_for
 from gc25d.prep.store import read_tensor
-from gc25d.records import digest_file, read_json, write_json
-from gc25d.regression.weights import randomise
-from gc25d.settings import Settings
-from gc25d.step_settings import step_json, step_settings
-from gc25d.steps import build_index, encode_text, evaluate, plot_overlay, prep_run
-from gc25d.tensors import write_tensors
+from gc25d.records import digest_file, read_json
+from gc25d.steps import evaluate, plot_overlay
 
-GEOMETRY = {"frames": 5, "height": 32, "width": 64}
-RUNS = ("hall__run-0", "hall__run-1", "yard__run-0")
-FIRST = "hall__run-1__000000"
 CPU = torch.device("cpu")
-CAMERA = look(np.array([0.0, 0, 100]), rotator_axes(0, 0, 0)) @ perspective(90, 2.0, 5.0)
-
-
-def write_raw(folder, seed: int) -> None:
-    """A run of 10 frames and two clips: a smooth picture that shifts, half ground, half wall."""
-    count, height, width = 10, GEOMETRY["height"], GEOMETRY["width"]
-    t, y, x = np.mgrid[:count, :height, :width]
-    waves = [127 + 90 * np.sin((x + 2 * t) / 9 + c + seed) * np.cos(y / 11) for c in range(3)]
-    stencil = np.where(np.arange(height)[:, None] < 16, 5, 1) * np.ones((1, width), int)
-    write_run(
-        folder,
-        frames=list(np.stack(waves, axis=-1).astype(np.uint8)),
-        stencil=[stencil.astype(np.uint8)] * count,
-        cameras=np.tile(CAMERA, (count, 1, 1)),
-        skeletons=Skeletons(np.zeros((count, 0, 7), np.float32), np.zeros(0, np.uint8)),
-        meta=RunMeta(10.0, width, height, (0.0,), "cm", "perspective", "test", "none"),
-        tables=[
-            ClipTable(
-                5, {"go": "Walks on."}, (RawClip(0, ("go", "go")), RawClip(5, ("go", "stop")))
-            )
-        ],
-    )
-
-
-def settings_of(evaluation: dict) -> Settings:
-    return Settings.model_validate(
-        {
-            "geometry": GEOMETRY,
-            "prep": {"val_runs": RUNS[1:], "text": {"length": 24, "dim": 16}},
-            "train": {"global_batch": 1, "cpu_threads": 1},
-            "evaluation": {"steps": 3, "n": 3, **evaluation},
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """A data set of three runs, and weights through which every input matters."""
-    root = tmp_path_factory.mktemp("eval")
-    for name, step in step_settings(settings_of({}), RUNS).items():
-        write_json(root / f"settings/{name}.json", step_json(step))
-    rows = []
-    for seed, run_id in enumerate(RUNS):
-        folder = root / "raw/sub" / run_id.replace("__", "/")
-        write_raw(folder, seed)
-        rows.append(root / f"data/index/runs/{run_id}.jsonl")
-        prep_run.main(
-            argparse.Namespace(
-                workers=0,
-                settings=root / "settings/prep.json",
-                raw=folder,
-                run_id=run_id,
-                latents=root / f"data/latents/{run_id}.safetensors",
-                ids=root / f"data/ids/{run_id}.safetensors",
-                rows=rows[-1],
-                record=root / f"data/index/raw/{run_id}.json",
-            )
-        )
-    table = root / "data/text/table.safetensors"
-    encode_text.main(argparse.Namespace(settings=root / "settings/text.json", rows=rows, out=table))
-    build_index.main(
-        argparse.Namespace(
-            settings=root / "settings/index.json",
-            rows=rows,
-            table=table,
-            root=root / "data",
-            clips=root / "data/index/clips.jsonl",
-            ready=root / "data/READY",
-        )
-    )
-    model = build_model(wan_config("tiny", "parts", 16), 0)
-    randomise(model, 0)
-    weights = {name: p.detach().to(torch.bfloat16) for name, p in model.named_parameters()}
-    fingerprint = read_json(root / "data/READY")["fingerprint"]
-    metadata = {"vocab": "parts", "step": "7", "data_fingerprint": fingerprint}
-    write_tensors(root / "step-7.safetensors", weights, metadata)
-    return root
-
-
-def arguments(root, out, **evaluation) -> argparse.Namespace:
-    step = step_settings(settings_of(evaluation), RUNS)["eval"]
-    write_json(out / "settings.json", step_json(step))
-    return argparse.Namespace(
-        settings=out / "settings.json",
-        weights=root / "step-7.safetensors",
-        data=root / "data",
-        reads=[],
-        raw_root=root / "raw",
-        out=out / "metrics.json",
-        clips=out / "clips",
-        sheet=out / "sheet.png",
-        scores=out / "scores.png",
-    )
 
 
 @pytest.fixture(scope="module")
@@ -230,38 +126,6 @@ def test_settings_change_what_is_sampled(root, done, tmp_path):
         assert read_json(out / f"clips/{FIRST}.json")["psnr"] != pytest.approx(base, abs=1e-4)
 
 
-def test_sampled_latents_that_are_not_finite_are_an_error_that_names_the_clip(root, tmp_path):
-    """Scales of 1e38 overflow float32 in the first step."""
-    asked = arguments(root, tmp_path, cfg=1e38, sem_cfg=1e38)
-    with pytest.raises(
-        UserError, match=rf"clip {FIRST}: sampled latents: \d+ of 768 values are NaN"
-    ):
-        evaluate.main(asked)
-    assert not asked.out.exists()
-
-
-def test_decoded_frames_that_are_not_finite_are_an_error_that_names_the_clip(
-    root, tmp_path, monkeypatch
-):
-    """Finite latents of which the codec makes NaN."""
-
-    def broken(name, directory, device):
-        codec = codec_for(name, directory, device)
-        codec._mean = codec._mean * torch.nan
-        return codec
-
-    monkeypatch.setattr(evaluate, "codec_for", broken)
-    asked = arguments(root, tmp_path, clips=[FIRST])
-    with pytest.raises(UserError, match=rf"clip {FIRST}, sampled: decoded frames: 30720 of 30720"):
-        evaluate.main(asked)
-    assert not asked.out.exists()
-
-
-def test_more_clips_than_there_are_is_an_error_that_says_how_many(root, tmp_path):
-    with pytest.raises(UserError, match=r"evaluation\.n is 5, .* has 4 usable val clips"):
-        evaluate.main(arguments(root, tmp_path, n=5))
-
-
 def test_unknown_mode_hides_every_id_from_the_model(root, tmp_path, monkeypatch):
     seen = []
     sample = clips_module.sample
@@ -316,38 +180,6 @@ def test_batches_hold_as_many_tokens_as_fit(count, tokens, sizes):
     groups = clips_module.batches([str(i) for i in range(count)], tokens)
     assert [len(group) for group in groups] == sizes
     assert [clip for group in groups for clip in group] == [str(i) for i in range(count)]
-
-
-def test_an_unknown_clip_is_an_error_that_names_close_ones(root, tmp_path):
-    with pytest.raises(UserError, match="hall__run-1__000005"):
-        evaluate.main(arguments(root, tmp_path, clips=["hall__run-1__000006"]))
-    assert not (tmp_path / "metrics.json").exists()
-
-
-def test_other_geometry_and_missing_captures_are_errors(root, tmp_path):
-    other = arguments(root, tmp_path)
-    content = read_json(other.settings)
-    content["geometry"]["frames"] = 9
-    write_json(other.settings, content)
-    with pytest.raises(UserError, match=r"\[5, 32, 64\].*\[9, 32, 64\]"):
-        evaluate.main(other)
-    lost = arguments(root, tmp_path)
-    lost.raw_root = tmp_path
-    with pytest.raises(UserError, match="point raw_root at the captures"):
-        evaluate.main(lost)
-
-
-def test_weights_of_other_data_are_said_aloud(root, tmp_path, caplog):
-    model = build_model(wan_config("tiny", "parts", 16), 0)
-    weights = {name: p.detach().to(torch.bfloat16) for name, p in model.named_parameters()}
-    asked = arguments(root, tmp_path, clips=[FIRST])
-    asked.weights, asked.scores = tmp_path / "w.safetensors", None
-    write_tensors(asked.weights, weights, {"vocab": "parts", "data_fingerprint": "other"})
-    with caplog.at_level(logging.WARNING):
-        evaluate.main(asked)
-    assert "trained on other data" in caplog.text
-    assert read_json(tmp_path / "metrics.json")["trained_on"] == "other"
-    assert not (tmp_path / "scores.png").exists()
 
 
 def test_the_command_line(root, tmp_path, monkeypatch):

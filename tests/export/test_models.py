@@ -12,22 +12,13 @@ from gc25d.model.zoo import build_model
 from gc25d.step_settings import TrainStep
 from gc25d.tensors import digest_tensors, write_tensors
 from gc25d.train.probe import probe
+from small_step import small_step
 
 CPU = torch.device("cpu")
 
 
 def settings(name: str) -> TrainStep:
-    return TrainStep.model_validate(
-        {
-            "geometry": {"frames": 9, "height": 64, "width": 64},
-            "text_length": 16,
-            "text_dim": 8,
-            "samples": {},
-            "model": {"name": name, "chunk_frames": 2},
-            "train": {},
-            "validation": {},
-        }
-    )
+    return small_step(model={"name": name, "chunk_frames": 2})
 
 
 @pytest.mark.parametrize("name", ["wan_causal", "matrixgame2", "hunyuan", "cosmos"])

@@ -15,22 +15,12 @@ from gc25d.export.verify import check_probe, expected_shapes, verify_file
 from gc25d.export.write import METADATA_KEYS, export_metadata
 from gc25d.model.zoo import build_model, wan_config
 from gc25d.records import digest_file
-from gc25d.step_settings import TrainStep
 from gc25d.tensors import digest_tensors, write_tensors
 from gc25d.train.probe import probe
+from small_step import small_step
 
 CONFIG = wan_config("tiny", "parts", 8)
-SETTINGS = TrainStep.model_validate(
-    {
-        "geometry": {"frames": 9, "height": 64, "width": 64},
-        "text_length": 16,
-        "text_dim": 8,
-        "samples": {},
-        "model": {},
-        "train": {},
-        "validation": {},
-    }
-)
+SETTINGS = small_step()
 VICTIM = "blocks.0.self_attn.q.weight"
 Change = Callable[[dict[str, Tensor]], None]
 

@@ -9,22 +9,13 @@ from gc25d.errors import UserError
 from gc25d.methods.teacher import build_teacher, teacher_digest
 from gc25d.step_settings import TrainStep
 from gc25d.tensors import write_tensors
+from small_step import small_step
 
 NAME = "diffusion_pytorch_model.safetensors"
 
 
 def settings(weights: Path) -> TrainStep:
-    return TrainStep.model_validate(
-        {
-            "geometry": {"frames": 9, "height": 64, "width": 64},
-            "text_length": 16,
-            "text_dim": 8,
-            "samples": {},
-            "validation": {},
-            "model": {},
-            "train": {"method": "kd", "teacher": {"weights": str(weights)}},
-        }
-    )
+    return small_step(train={"method": "kd", "teacher": {"weights": str(weights)}})
 
 
 def digest(weights: Path) -> str:

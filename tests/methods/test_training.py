@@ -16,6 +16,7 @@ from gc25d.steps import build_ode_cache
 from gc25d.train.logs import TRAIN_COLUMNS
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
+from small_step import small_step
 
 CELLS = (("wan_causal", "dfsft"), ("wan", "dmd2"), ("wan_causal", "self_forcing"), ("wan", "kd"))
 STEPS, STOP = 20, 9
@@ -37,16 +38,11 @@ def settings_of(model: str, method: str, cache: Path) -> TrainStep:
         "kd": {"cache": str(cache), "teacher_steps": 2},
     }
     off = {"text_dropout": 0, "cond_dropout": 0, "mask": {"p": 0}} if method == "kd" else {}
-    return TrainStep.model_validate(
-        {
-            "geometry": {"frames": 9, "height": 64, "width": 64},
-            "text_length": 16,
-            "text_dim": 8,
-            "samples": off,
-            "model": {"name": model, "chunk_frames": 2},
-            "train": train,
-            "validation": {"n": 1, "timesteps": [500]},
-        }
+    return small_step(
+        samples=off,
+        model={"name": model, "chunk_frames": 2},
+        train=train,
+        validation={"n": 1, "timesteps": [500]},
     )
 
 

@@ -11,24 +11,17 @@ from typing import Any
 import pytest
 
 from gc25d.records import read_jsonl
-from gc25d.step_settings import TrainStep
 from gc25d.train import segment, state_writer
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
 from gc25d.train.signals import Preempted, Preemption
 from gc25d.train.states import newest_state, open_state, state_folder
+from small_step import small_step
 
 UNTIL, HELD_S = 2, 0.5
-SETTINGS = TrainStep.model_validate(
-    {
-        "geometry": {"frames": 9, "height": 64, "width": 64},
-        "text_length": 16,
-        "text_dim": 8,
-        "samples": {},
-        "model": {},
-        "train": {"global_batch": 4, "warmup_steps": 2, "cpu_threads": 1, "ema": 0.5},
-        "validation": {"n": 1, "timesteps": [500]},
-    }
+SETTINGS = small_step(
+    train={"global_batch": 4, "warmup_steps": 2, "cpu_threads": 1, "ema": 0.5},
+    validation={"n": 1, "timesteps": [500]},
 )
 
 

@@ -12,19 +12,13 @@ import pytest
 
 from gc25d.environment import LAUNCHED, STARTED_BY, cleaned, is_removed, launched
 from gc25d.records import digest_file, digest_json, read_json, write_json
-from gc25d.step_settings import TrainStep, step_json
+from gc25d.step_settings import step_json
+from small_step import small_step
 
 HERE = Path(__file__).parent
-SETTINGS = TrainStep.model_validate(
-    {
-        "geometry": {"frames": 9, "height": 64, "width": 64},
-        "text_length": 16,
-        "text_dim": 8,
-        "samples": {},
-        "model": {},
-        "train": {"global_batch": 4, "grad_accum": 2, "warmup_steps": 0, "cpu_threads": 1},
-        "validation": {"n": 1, "timesteps": [500]},
-    }
+SETTINGS = small_step(
+    train={"global_batch": 4, "grad_accum": 2, "warmup_steps": 0, "cpu_threads": 1},
+    validation={"n": 1, "timesteps": [500]},
 )
 # What alters nothing, of what accelerate, DeepSpeed and torch.distributed read.
 HARMLESS = {

@@ -23,19 +23,13 @@ from gc25d.train.setup import starting_method
 from gc25d.train.state_files import open_state
 from gc25d.train.state_reader import read_whole
 from gc25d.train.states import state_folder
+from small_step import small_step
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = TrainStep.model_validate(
-    {
-        "geometry": {"frames": 9, "height": 64, "width": 64},
-        "text_length": 16,
-        "text_dim": 8,
-        "samples": {},
-        "model": {},
-        "train": {"global_batch": 4, "grad_accum": 2, "warmup_steps": 2, "cpu_threads": 1},
-        "validation": {"n": 3, "timesteps": [500]},
-    }
+SETTINGS = small_step(
+    train={"global_batch": 4, "grad_accum": 2, "warmup_steps": 2, "cpu_threads": 1},
+    validation={"n": 3, "timesteps": [500]},
 )
 DRAWN = ("step", "epoch", "text_drop", "cond_drop", "mask_frac")
 EXACT = (*DRAWN, "clips", "timestep", "loss", "mse", "grad_norm", "lr", "cond_lr", "sem_rms")

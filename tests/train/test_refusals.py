@@ -6,21 +6,14 @@ import pytest
 
 from gc25d.errors import UserError
 from gc25d.records import read_csv
-from gc25d.step_settings import TrainStep
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
+from small_step import small_step
 
-SETTINGS = TrainStep.model_validate(
-    {
-        "geometry": {"frames": 9, "height": 64, "width": 64},
-        "text_length": 16,
-        "text_dim": 8,
-        "samples": {},
-        "model": {},
-        # The first update makes weights of 1e30, whose products are beyond float32.
-        "train": {"global_batch": 2, "warmup_steps": 0, "cpu_threads": 1, "lr": 1e30},
-        "validation": {"n": 1, "timesteps": [500]},
-    }
+# The first update makes weights of 1e30, whose products are beyond float32.
+SETTINGS = small_step(
+    train={"global_batch": 2, "warmup_steps": 0, "cpu_threads": 1, "lr": 1e30},
+    validation={"n": 1, "timesteps": [500]},
 )
 
 

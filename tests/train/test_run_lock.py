@@ -10,22 +10,13 @@ import pytest
 from gc25d.errors import UserError
 from gc25d.model.start import model_config, starting_model
 from gc25d.records import digest_json, write_json
-from gc25d.step_settings import TrainStep, step_json
+from gc25d.step_settings import step_json
 from gc25d.steps import place_state, restart, train, train_rank
 from gc25d.tensors import write_tensors
 from gc25d.train import launch
+from small_step import small_step
 
-SETTINGS = TrainStep.model_validate(
-    {
-        "geometry": {"frames": 9, "height": 64, "width": 64},
-        "text_length": 16,
-        "text_dim": 8,
-        "samples": {},
-        "model": {},
-        "train": {"global_batch": 4, "cpu_threads": 1},
-        "validation": {"n": 1},
-    }
-)
+SETTINGS = small_step(train={"global_batch": 4, "cpu_threads": 1}, validation={"n": 1})
 REFUSED = r"trainer works on this run \(lock .*train/lock\): wait for it to end, or stop it"
 Command = Callable[[], None]
 

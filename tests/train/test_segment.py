@@ -14,17 +14,11 @@ from gc25d.tensors import read_tensors
 from gc25d.train.history import record_event
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
+from small_step import small_step
 
-SETTINGS = TrainStep.model_validate(
-    {
-        "geometry": {"frames": 9, "height": 64, "width": 64},
-        "text_length": 16,
-        "text_dim": 8,
-        "samples": {},
-        "model": {},
-        "train": {"global_batch": 4, "grad_accum": 2, "warmup_steps": 2, "cpu_threads": 1},
-        "validation": {"n": 2, "timesteps": [500]},
-    }
+SETTINGS = small_step(
+    train={"global_batch": 4, "grad_accum": 2, "warmup_steps": 2, "cpu_threads": 1},
+    validation={"n": 2, "timesteps": [500]},
 )
 SAME = ("clips", "epoch", "text_drop", "cond_drop", "mask_frac", "timestep", "loss", "mse")
 SAME += ("grad_norm", "lr", "sem_rms")

@@ -9,23 +9,17 @@ import pytest
 
 from gc25d.model.start import model_config, starting_model
 from gc25d.records import digest_json, read_json, write_json
-from gc25d.step_settings import TrainStep, step_json
+from gc25d.step_settings import step_json
 from gc25d.steps import place_state
 from gc25d.tensors import write_tensors
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
 from gc25d.train.state_files import seal
+from small_step import small_step
 
-SETTINGS = TrainStep.model_validate(
-    {
-        "geometry": {"frames": 9, "height": 64, "width": 64},
-        "text_length": 16,
-        "text_dim": 8,
-        "samples": {},
-        "model": {},
-        "train": {"global_batch": 2, "grad_accum": 1, "cpu_threads": 1},
-        "validation": {"n": 1, "timesteps": [500]},
-    }
+SETTINGS = small_step(
+    train={"global_batch": 2, "grad_accum": 1, "cpu_threads": 1},
+    validation={"n": 1, "timesteps": [500]},
 )
 BINDING = {"settings_sha256": "s", "data_fingerprint": "d"}
 

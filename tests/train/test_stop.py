@@ -10,24 +10,17 @@ from pathlib import Path
 import pytest
 
 from gc25d.records import digest_file, read_csv, read_jsonl
-from gc25d.step_settings import TrainStep
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
 from gc25d.train.signals import Preempted
 from gc25d.train.state_files import open_state
 from gc25d.train.states import state_folder
+from small_step import small_step
 
 STEPS = 12
-SETTINGS = TrainStep.model_validate(
-    {
-        "geometry": {"frames": 9, "height": 64, "width": 64},
-        "text_length": 16,
-        "text_dim": 8,
-        "samples": {},
-        "model": {},
-        "train": {"global_batch": 4, "warmup_steps": 2, "cpu_threads": 1, "ema": 0.75},
-        "validation": {"n": 2, "timesteps": [500]},
-    }
+SETTINGS = small_step(
+    train={"global_batch": 4, "warmup_steps": 2, "cpu_threads": 1, "ema": 0.75},
+    validation={"n": 2, "timesteps": [500]},
 )
 
 

@@ -22,18 +22,12 @@ from gc25d.train import segment
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
 from gc25d.train.validate import Validation, validation_batches
+from small_step import small_step
 
 WARMUP, LR = 4, 3e-3
-SETTINGS = TrainStep.model_validate(
-    {
-        "geometry": {"frames": 9, "height": 64, "width": 64},
-        "text_length": 16,
-        "text_dim": 8,
-        "samples": {},
-        "model": {},
-        "train": {"global_batch": 2, "warmup_steps": WARMUP, "cpu_threads": 1, "lr": LR},
-        "validation": {"n": 3, "timesteps": [200, 800]},
-    }
+SETTINGS = small_step(
+    train={"global_batch": 2, "warmup_steps": WARMUP, "cpu_threads": 1, "lr": LR},
+    validation={"n": 3, "timesteps": [200, 800]},
 )
 
 
