@@ -31,8 +31,8 @@ test-slow: $(STAMP)
 	$(BIN)/pytest -m slow
 
 bench: $(STAMP)
-	$(BIN)/python bench/dataset.py
-	$(BIN)/python bench/index.py
+	$(BIN)/python -m bench.data.dataset
+	$(BIN)/python -m bench.data.index
 
 test-gpu: $(STAMP)
 	$(BIN)/pytest -m gpu -n 4

@@ -16,13 +16,13 @@ include: "rules/common.smk"
 
 
 wildcard_constraints:
-    scene=plan.alternatives(plan.captured_scenes(settings)),
-    run=plan.alternatives(sorted({folder.name for folder in runs.values()})),
-    run_id=plan.alternatives(runs),
+    scene=alternatives(captured_scenes(settings)),
+    run=alternatives(sorted({folder.name for folder in runs.values()})),
+    run_id=alternatives(runs),
     checkpoint=rf"base|step-[1-9]\d*({ema_suffix})",
     step=r"[1-9]\d*",
     device=r"[A-Z0-9-]+",
-    settings_file=plan.alternatives(steps.values()),
+    settings_file=alternatives(steps.values()),
 
 
 include: "rules/settings.smk"

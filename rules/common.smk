@@ -7,25 +7,51 @@ from pathlib import Path
 
 from snakemake.settings.types import DeploymentMethod
 
-from gc25d import config_files, digest_cache, plan
-from gc25d.contents import cache_file, named_contents
+from gc25d import digest_cache
 from gc25d.errors import UserError
+from gc25d.settings import config_files
+from gc25d.settings.contents import cache_file, named_contents
+from gc25d.settings.loading import load_settings
 from gc25d.workflow import (
-    bound_data,
+    binding,
     clock,
+    environment,
     kept_contents,
     raw_record,
     settings_files,
 )
+from gc25d.workflow.chain import (
+    checkpoint_files,
+    needed_before,
+    placed_step,
+    weights_file,
+)
+from gc25d.workflow.clock import dated_files
+from gc25d.workflow.environment import (
+    cache_environment,
+    training_memory_gb,
+    training_processes,
+)
+from gc25d.workflow.runs import (
+    captured_root,
+    captured_scenes,
+    dataset_root,
+    prepared_root,
+    present_files,
+    raw_files,
+    raw_runs,
+    settings_paths,
+)
+from gc25d.workflow.settings_files import alternatives
 
 try:
     config_files.check_config(
         workflow.configfiles, workflow.config_settings.config_args
     )
-    settings = plan.load_settings(config)
-    runs = plan.raw_runs(settings)
-    plan.placed_step()  # a damaged record is told here: input functions must not raise
-    clock.check_times(plan.dated_files(settings))
+    settings = load_settings(config)
+    runs = raw_runs(settings)
+    placed_step()  # a damaged record is told here: input functions must not raise
+    clock.check_times(dated_files(settings))
     named, new_digests = named_contents(settings, logger.info)
     contents = settings_files.settings_contents(settings, named)
     if not workflow.is_main_process:
@@ -40,7 +66,7 @@ if workflow.is_main_process and (
     told := kept_contents.unknown_contents(settings, contents)
 ):
     logger.warning(told)
-caches = plan.cache_environment(settings)
+caches = cache_environment(settings)
 tmpdir = caches.pop("TMPDIR")  # made by the first job
 os.environ.update(caches)
 # Snakemake points TMPDIR elsewhere for each job. Jobs run the Python that runs Snakemake, whether
@@ -50,13 +76,13 @@ if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
     setup += f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
 shell.prefix(setup)
 
-step_files = plan.settings_files(settings)
+step_files = settings_paths(settings)
 steps = {name: str(path) for name, path in step_files.items()}
-captured = str(plan.captured_root(settings))
-data = str(plan.dataset_root(settings))
+captured = str(captured_root(settings))
+data = str(dataset_root(settings))
 ready = f"{data}/READY"
 # Of this data set, or of the one whose prepared runs it shares (prep.runs_of).
-prepared = str(plan.prepared_root(settings))
+prepared = str(prepared_root(settings))
 tensors = expand(
     f"{prepared}/{{kind}}/{{run_id}}.safetensors", kind=("latents", "ids"), run_id=runs
 )
@@ -104,11 +130,11 @@ def raw_run(wildcards):
     external = settings.capture.source == "external"
     made_from = raw_record.is_made_from(
         Path(raw_records.format(run_id=wildcards.run_id)),
-        plan.present_files(folder, settings.geometry.frames),
+        present_files(folder, settings.geometry.frames),
         raw_digests,
         all_there=external,
     )
-    files = plan.raw_files(settings, folder)
+    files = raw_files(settings, folder)
     if made_from is False:
         return [*files, new_file(f"other_captures-{wildcards.run_id}")]
     return [] if made_from and external else files
@@ -150,7 +176,7 @@ def lacking_parts(wildcards):
     for a job that runs and reads it.
     """
     parts = [*rows, *data_files]
-    whole = bound_data.fingerprint(Path(ready), "fingerprint")
+    whole = binding.fingerprint(Path(ready), "fingerprint")
     if not Path(ready).exists() or (whole and not settings_files.missing(parts)):
         return []
     return new_file("lacking_parts")
@@ -158,7 +184,7 @@ def lacking_parts(wildcards):
 
 def other_data(wildcards):
     """A new file, as long as the binding is not of these data: a refusal is repeated each time."""
-    if bound_data.is_bound_to(Path("train/binding.json"), Path(ready)):
+    if binding.is_bound_to(Path("train/binding.json"), Path(ready)):
         return []
     return new_file("other_data")
 
@@ -179,10 +205,10 @@ def before_training(wildcards):
     """
     step = int(wildcards.step)
     averaged = bool(settings.train.ema)
-    if not settings_files.missing(plan.checkpoint_files(step, averaged=averaged)):
+    if not settings_files.missing(checkpoint_files(step, averaged=averaged)):
         return {}
-    before = plan.needed_before(step, settings.train.checkpoint_every)
-    chain = {"before": plan.weights_file(before)} if before else {}
+    before = needed_before(step, settings.train.checkpoint_every)
+    chain = {"before": weights_file(before)} if before else {}
     waits = {"paths": cached_paths(), "ready": ready, "data": data_files}
     return {
         **chain,
@@ -214,7 +240,7 @@ def references_path(wildcards):
     """
     own = f"refs/{wildcards.device}.json"
     asked = own in map(targets.spelled, asked_for())
-    path = plan.references_path(
+    path = environment.references_path(
         settings, wildcards.device, Path(workflow.basedir), made=asked
     )
     runs = workflow.execution_settings and not workflow.dag_settings.forceall

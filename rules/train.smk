@@ -2,7 +2,7 @@
 
 train = settings.train
 hardware = settings.hardware
-engine, per_node = plan.training_processes(settings)
+engine, per_node = training_processes(settings)
 # The settings file keeps the rates that the run is bound to; no finished checkpoint reruns.
 rates = (
     f" --lr {train.lr!r} --cond-lr {train.cond_lr!r}"
@@ -66,7 +66,7 @@ rule train_segment:
         mpi="srun" if hardware.nodes > 1 else None,
         tasks=hardware.nodes if hardware.nodes > 1 else None,
         tasks_per_gpu=-1 if hardware.nodes > 1 else None,
-        mem_mb=1000 * plan.training_memory_gb(settings),
+        mem_mb=1000 * training_memory_gb(settings),
         runtime=round(60 * hardware.train_hours),
     params:
         data=dataset_folder,

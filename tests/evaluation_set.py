@@ -4,11 +4,11 @@ import argparse
 
 import numpy as np
 
-from gc25d.capture.format import ClipTable, RawClip, RunMeta, Skeletons, write_run
+from gc25d.capture.raw.format import ClipTable, RawClip, RunMeta, Skeletons, write_run
 from gc25d.geometry.camera import look, perspective, rotator_axes
 from gc25d.records import write_json
-from gc25d.settings import Settings
-from gc25d.step_settings import step_json, step_settings
+from gc25d.settings.steps import step_json, step_settings
+from gc25d.settings.tree import Settings
 
 GEOMETRY = {"frames": 5, "height": 32, "width": 64}
 RUNS = ("hall__run-0", "hall__run-1", "yard__run-0")

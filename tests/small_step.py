@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gc25d.step_settings import TrainStep
+from gc25d.settings.steps import TrainStep
 
 
 def small_step(**sections: Any) -> TrainStep:

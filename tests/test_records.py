@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from gc25d import locks, records
-from gc25d.capture.arrays import write_arrays
-from gc25d.capture.tars import write_series
+from gc25d import files, locks, records
+from gc25d.capture.raw.arrays import write_arrays
+from gc25d.capture.raw.tars import write_series
 from gc25d.errors import UserError
 from gc25d.evaluate.panels import write_mp4, write_png
 from gc25d.tensors import write_tensors
@@ -33,7 +33,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
         records.write_json(path, {"new": float("nan")})
 
     def write_half(target: Path) -> None:
-        with records.atomic_path(target) as temporary:
+        with files.atomic_path(target) as temporary:
             temporary.write_text("half")
             raise RuntimeError("killed")
 
@@ -56,7 +56,7 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     path, other = tmp_path / "a", tmp_path / "a.b"
     code = (
         "import os, pathlib, sys\n"
-        "from gc25d.records import atomic_path\n"
+        "from gc25d.files import atomic_path\n"
         "with atomic_path(pathlib.Path(sys.argv[1])) as temporary:\n"
         "    temporary.write_text('half')\n"
         "    os.kill(os.getpid(), 9)\n"
@@ -65,7 +65,7 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path) -> None:
         assert subprocess.run([sys.executable, "-c", code, str(target)]).returncode == -9
     (left,) = tmp_path.glob(".a.b.*.tmp")
     assert len(list(tmp_path.iterdir())) == 2
-    records.write_text(path, "whole")
+    files.write_text(path, "whole")
     assert {p.name for p in tmp_path.iterdir()} == {"a", left.name}  # another target's stays
 
 
@@ -76,9 +76,9 @@ def test_a_temporary_of_a_living_writer_stays_and_of_another_host_for_a_day(tmp_
         foreign.write_text("")
         written = time.time() - hours * 3600
         os.utime(foreign, (written, written))
-    with records.atomic_path(path) as mine:
+    with files.atomic_path(path) as mine:
         mine.write_text("first")
-        records.write_text(path, "second")
+        files.write_text(path, "second")
         assert mine.exists()
     assert path.read_text() == "first"
     assert {p.name for p in tmp_path.iterdir()} == {"a", fresh.name}
@@ -96,7 +96,7 @@ def test_a_folder_may_move_as_soon_as_its_file_has_its_name(
 
     folder.mkdir()
     monkeypatch.setattr(Path, "replace", replace)
-    records.write_text(folder / "record", "whole")
+    files.write_text(folder / "record", "whole")
     assert [path.name for path in moved.iterdir()] == ["record"]
 
 
@@ -107,7 +107,7 @@ def test_a_file_is_on_disk_before_it_has_its_name(
     path = tmp_path.resolve() / "a"
     write: dict[str, Callable[[], None]] = {
         "json": lambda: records.write_json(path, {"a": 1}),
-        "text": lambda: records.write_text(path, "a" * 100_000),
+        "text": lambda: files.write_text(path, "a" * 100_000),
         "rows": lambda: records.write_jsonl(path, [{"a": i} for i in range(3)]),
         "tensors": lambda: write_tensors(path, {"a": torch.ones(3)}, {"b": "c", "a": "d"}),
     }
@@ -180,7 +180,7 @@ def test_a_link_stays_and_the_file_behind_it_is_written(tmp_path: Path) -> None:
 def test_a_link_to_a_file_that_is_not_there_yet_makes_it(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "a").symlink_to("disk/new")
-    records.write_text(tmp_path / "a", "x")
+    files.write_text(tmp_path / "a", "x")
     assert (tmp_path / "a").is_symlink()
     assert (tmp_path / "disk/new").read_text() == "x"
 
@@ -189,7 +189,7 @@ def test_a_link_to_a_file_that_is_not_there_yet_makes_it(tmp_path: Path) -> None
 def test_a_link_that_leads_nowhere_is_refused_by_name(tmp_path: Path, target: str) -> None:
     (tmp_path / "a").symlink_to(target)
     with pytest.raises(UserError, match=r"/a: a link to .*, which leads nowhere: mount"):
-        records.write_text(tmp_path / "a", "x")
+        files.write_text(tmp_path / "a", "x")
     assert names(tmp_path) == ["a"]
 
 
@@ -277,8 +277,8 @@ def test_a_cut_last_line_goes_with_the_next_row(tmp_path: Path, before: str, kep
 def test_digests_are_sha256(tmp_path: Path) -> None:
     known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180, "abc"
     (tmp_path / "abc").write_bytes(b"abc")
-    assert records.digest_bytes(b"abc") == known
-    assert records.digest_file(tmp_path / "abc") == known
+    assert files.digest_bytes(b"abc") == known
+    assert files.digest_file(tmp_path / "abc") == known
     assert records.digest_json({"b": 1, "a": 2}) == records.digest_json({"a": 2, "b": 1})
 
 
@@ -322,7 +322,7 @@ def test_the_next_writer_of_a_folder_removes_what_a_killed_one_left(tmp_path: Pa
     folder = tmp_path / "a"
     code = (
         "import os, pathlib, sys\n"
-        "from gc25d.records import atomic_folder\n"
+        "from gc25d.files import atomic_folder\n"
         "with atomic_folder(pathlib.Path(sys.argv[1])) as building:\n"
         "    (building / 'half').write_text('half')\n"
         "    os.kill(os.getpid(), 9)\n"
@@ -331,7 +331,7 @@ def test_the_next_writer_of_a_folder_removes_what_a_killed_one_left(tmp_path: Pa
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".a.")
     for text in ("first", "second"):
-        with records.atomic_folder(folder) as building:
+        with files.atomic_folder(folder) as building:
             (building / text).write_text(text)
             assert not (folder / text).exists()
         assert [p.name for p in tmp_path.rglob("*")] == ["a", text]

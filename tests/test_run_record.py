@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gc25d import plan
-from gc25d.binding import RUN_RECORD
 from gc25d.errors import UserError
 from gc25d.records import read_json, write_json
+from gc25d.settings.loading import load_settings
 from gc25d.steps import bind_run
 from gc25d.workflow import settings_files
+from gc25d.workflow.binding import RUN_RECORD
 
 SETTINGS = Path("train/settings.json")
 BINDING = Path("train/binding.json")
@@ -26,7 +26,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def parse(**changes: dict[str, Any]) -> None:
     """What the rules do: check, and tell the jobs what is asked for."""
-    contents = settings_files.settings_contents(plan.load_settings(changes))
+    contents = settings_files.settings_contents(load_settings(changes))
     write_json(ASKED, contents["train"])
 
 

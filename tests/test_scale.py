@@ -1,6 +1,5 @@
 """The full data set's size: its counts, and its joins' time and memory on a simulated one."""
 
-import importlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -8,19 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bench.data import index as simulation
 from gc25d.dataset.order import Schedule
-from gc25d.plan import load_settings
 from gc25d.prep.index import Choice, build_rows, count_clips
-from gc25d.settings import Settings
+from gc25d.settings.loading import load_settings
+from gc25d.settings.tree import Settings
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture
-def simulation(monkeypatch: pytest.MonkeyPatch):
-    """bench/index.py: 256 runs of 50 clips, 10 of them for validation, 348 clips buried."""
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    return importlib.import_module("index")
 
 
 def merged(*names: str) -> Settings:
@@ -37,15 +30,15 @@ def merged(*names: str) -> Settings:
     return load_settings(content)
 
 
-def full_index(simulation, limit: int) -> list[dict]:
+def full_index(limit: int) -> list[dict]:
     names = [simulation.run_name(i) for i in range(256)]
     rows = [simulation.index_row(name, clip) for name in names for clip in range(50)]
     choice = Choice(names[:10], simulation.buried_clips(256), limit, 0)
     return build_rows(rows, choice, (81, 480, 832))
 
 
-def test_counts_of_the_full_set(simulation):
-    index = full_index(simulation, 0)
+def test_counts_of_the_full_set():
+    index = full_index(0)
     assert count_clips(index) == {
         "train": 12_300, "val": 500, "dropped": 348, "usable": 12_452,
         "usable_train": 11_955, "usable_val": 497,
@@ -58,10 +51,10 @@ def test_counts_of_the_full_set(simulation):
     assert full.max_steps / schedule.steps_per_epoch == pytest.approx(26.8, abs=0.05)
 
 
-def test_counts_of_the_mini_set(simulation):
+def test_counts_of_the_mini_set():
     settings = merged("full.yaml", "mini.yaml")
     assert settings.dataset == "gc25d_v10_mini"
-    counts = count_clips(full_index(simulation, settings.prep.limit))
+    counts = count_clips(full_index(settings.prep.limit))
     assert (counts["usable_train"], counts["usable_val"]) == (100, 100)
     schedule = Schedule(100, settings.train.global_batch, settings.train.grad_accum, 0)
     assert settings.hardware.gpus_per_node == 4 == schedule.round_size
@@ -69,7 +62,7 @@ def test_counts_of_the_mini_set(simulation):
 
 
 @pytest.mark.slow
-def test_joins_of_the_full_set_are_quick_and_small(simulation, tmp_path):
+def test_joins_of_the_full_set_are_quick_and_small(tmp_path):
     peaks = {}
     for runs in (32, 256):
         folder = tmp_path / str(runs)

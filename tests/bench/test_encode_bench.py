@@ -8,13 +8,13 @@ import pytest
 
 
 @pytest.fixture
-def encode(bench_folder, monkeypatch, tmp_path):
-    """Runs bench/encode.py with options; the folder of its results."""
+def encode(monkeypatch, tmp_path):
+    """Runs bench/data/encode.py with options; the folder of its results."""
 
     def run(*options):
         base = ["--device", "cpu", "--tiny", "--workers", "1", "--out", str(tmp_path)]
         monkeypatch.setattr(sys, "argv", ["encode.py", *base, *options])
-        runpy.run_path(str(bench_folder / "encode.py"), run_name="__main__")
+        runpy.run_module("bench.data.encode", run_name="__main__")
         return tmp_path
 
     return run

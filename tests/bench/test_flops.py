@@ -11,7 +11,7 @@ from gc25d.model.zoo import SIZES
 def test_the_peers_micro_batch_and_floor_at_full_size():
     """By hand, 30 blocks: 213.3 TFLOP of token layers, 1.7 of text, 91.9 of attention, forward
     and backward; 785 and 563 TFLOP/s give 0.437 s."""
-    from flops import Ceilings, model_work
+    from bench.common.flops import Ceilings, model_work
 
     work = model_work(SIZES["5b"], 8190, prompts=1, key_rows=512, timesteps=1, condition=False)
     assert work.training == pytest.approx(307e12, rel=2e-3)
@@ -24,7 +24,7 @@ def test_the_peers_micro_batch_and_floor_at_full_size():
 
 
 def test_more_prompts_cost_their_projections():
-    from flops import model_work
+    from bench.common.flops import model_work
 
     config = dataclasses.replace(SIZES["5b"], vocab="parts")
     one, many = (model_work(config, 8190, prompts, 512, 2, condition=True) for prompts in (1, 21))
@@ -42,10 +42,9 @@ def counted(model, run):
 
 @pytest.mark.parametrize("condition", [False, True])
 def test_linear_layers_are_those_that_torch_counts(condition):
-    from flops import model_work
-    from micro import chosen_size, fill_model, key_rows, micro_batch, per_frame
-
-    from gc25d.model.wan import WanModel
+    from bench.common.flops import model_work
+    from bench.common.micro import chosen_size, fill_model, key_rows, micro_batch, per_frame
+    from gc25d.model.wan.transformer import WanModel
 
     size = chosen_size(tiny=True)
     cpu = torch.device("cpu")
@@ -77,13 +76,13 @@ def test_linear_layers_are_those_that_torch_counts(condition):
 
 
 def test_the_peer_is_counted_whole():
-    from flops import model_work
-    from micro import chosen_size, micro_batch
+    from bench.common.flops import model_work
+    from bench.common.micro import chosen_size, micro_batch
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("diffusers")
-    from peers import diffusers_model
+    from bench.model.peers import diffusers_model
 
     size = chosen_size(tiny=True)
     cpu = torch.device("cpu")

@@ -4,7 +4,7 @@ import pytest
 
 
 def test_overlapping_kernels_are_busy_once_and_gaps_are_where_nothing_runs():
-    import kernels
+    from bench.model import kernels
 
     timeline = [
         kernels.Kernel("nvjet_sm90_x", 100.0, 300.0),
@@ -45,6 +45,6 @@ def test_overlapping_kernels_are_busy_once_and_gaps_are_where_nothing_runs():
     ],
 )
 def test_kernels_are_known_by_their_names(name, kind):
-    import kernels
+    from bench.model import kernels
 
     assert kernels.kind_of(name) == kind

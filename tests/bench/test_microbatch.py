@@ -29,9 +29,9 @@ def no_compiler(monkeypatch):
 
 
 def test_every_alternative_runs_beside_its_floor(monkeypatch):
-    import microbatch
-    from flops import Ceilings
-    from micro import chosen_size
+    from bench.common.flops import Ceilings
+    from bench.common.micro import chosen_size
+    from bench.model import microbatch
 
     size = chosen_size(tiny=True, layers=1)
     found = microbatch.race_all(["ours", "peer"], size, CPU, 2)
@@ -51,7 +51,7 @@ def test_every_alternative_runs_beside_its_floor(monkeypatch):
 
 
 def test_what_does_not_fit_is_reported_and_the_rest_goes_on():
-    from timing import Contender, race
+    from bench.common.timing import Contender, race
 
     layer = torch.nn.Linear(2, 2)
 
@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_reported_and_the_rest_goes_on():
 
 @pytest.mark.slow
 def test_the_script_writes_its_figures(monkeypatch, tmp_path, capsys):
-    import microbatch
+    from bench.model import microbatch
 
     command = ["microbatch.py", "--device", "cpu", "--tiny", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", [*command, "--repeats", "2", "--layers", "1"])

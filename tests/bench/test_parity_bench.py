@@ -7,7 +7,7 @@ import torch
 
 def test_errors_are_taken_of_everything_and_bounded(monkeypatch, tmp_path):
     pytest.importorskip("diffusers")
-    import parity
+    from bench.model import parity
 
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     command = ["parity.py", "--device", "cpu", "--tiny", "--out", str(tmp_path)]
@@ -23,7 +23,7 @@ def test_errors_are_taken_of_everything_and_bounded(monkeypatch, tmp_path):
 
 
 def test_what_is_further_off_than_the_peer_fails():
-    import parity
+    from bench.model import parity
 
     good = {
         "prediction": 1e-6,

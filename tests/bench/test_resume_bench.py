@@ -8,7 +8,7 @@ import pytest
 def test_a_killed_training_goes_on_as_if_nothing_had_been(monkeypatch, tmp_path):
     """The script itself refuses logs and states that differ."""
     pytest.importorskip("deepspeed")
-    import resume
+    from bench.training import resume
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = ["--device=cpu", "--size=tiny", "--small", "--processes=1", "--engine=plain"]

@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from gc25d.methods.finetune import FinetuneMethod
-from gc25d.model.wan import WanModel
+from gc25d.model.wan.transformer import WanModel
 
 
 @pytest.mark.slow
 def test_two_processes_step_save_and_load(monkeypatch, tmp_path):
     """The script itself refuses a loaded state that is not the saved one."""
     pytest.importorskip("deepspeed")
-    import zero2_step
+    from bench.training import zero2_step
 
     command = ["zero2_step.py", "--device", "cpu", "--tiny", "--processes", "2", "--repeats", "2"]
     monkeypatch.setattr(sys, "argv", [*command, "--out", str(tmp_path)])
@@ -28,8 +28,8 @@ def test_two_processes_step_save_and_load(monkeypatch, tmp_path):
 
 
 def test_a_steps_samples_weigh_one_over_all_processes():
-    import zero2_step
-    from micro import chosen_size
+    from bench.common.micro import chosen_size
+    from bench.training import zero2_step
 
     class Second:
         rank, world_size, device = 1, 4, torch.device("cpu")

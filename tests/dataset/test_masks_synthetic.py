@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from gc25d.capture.run_spec import RunSpec
-from gc25d.capture.synthetic import plan_run
-from gc25d.capture.synthetic_camera import Film
-from gc25d.capture.synthetic_caster import cast, meet_floor
+from gc25d.capture.raw.run_spec import RunSpec
+from gc25d.capture.synthetic.camera import Film
+from gc25d.capture.synthetic.capture import plan_run
+from gc25d.capture.synthetic.caster import cast, meet_floor
 from gc25d.dataset.masks import HalfPlane, mask_ids
 from gc25d.prep.parts import LAST_STATIC, UNKNOWN
 

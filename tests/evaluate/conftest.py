@@ -9,7 +9,7 @@ from evaluation_set import RUNS, settings_of, write_raw
 from gc25d.model.zoo import build_model, wan_config
 from gc25d.records import read_json, write_json
 from gc25d.regression.weights import randomise
-from gc25d.step_settings import step_json, step_settings
+from gc25d.settings.steps import step_json, step_settings
 from gc25d.steps import build_index, encode_text, prep_run
 from gc25d.tensors import write_tensors
 

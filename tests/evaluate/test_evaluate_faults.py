@@ -8,7 +8,7 @@ import torch
 from evaluation_set import FIRST, arguments
 from gc25d.errors import UserError
 from gc25d.model.zoo import build_model, wan_config
-from gc25d.prep.codec import codec_for
+from gc25d.prep.encoders.dct import codec_for
 from gc25d.records import read_json, write_json
 from gc25d.steps import evaluate
 from gc25d.tensors import write_tensors

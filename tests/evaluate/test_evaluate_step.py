@@ -11,14 +11,15 @@ from gc25d.dataset.clips import ClipDataset
 from gc25d.evaluate import clips as clips_module
 from gc25d.evaluate.metrics import score_clip
 from gc25d.evaluate.panels import GAP, LABEL_HEIGHT, video_shape
-from gc25d.evaluate.rollout import roll_out
-from gc25d.evaluate.sample import Plan, sample, starting_noise
 from gc25d.evaluate.truth import recorded_frames
 from gc25d.export.read import load_model
-from gc25d.model.causal import CausalWanModel
-from gc25d.prep.codec import codec_for
+from gc25d.files import digest_file
+from gc25d.model.wan.causal import CausalWanModel
+from gc25d.prep.encoders.dct import codec_for
 from gc25d.prep.store import read_tensor
-from gc25d.records import digest_file, read_json
+from gc25d.records import read_json
+from gc25d.sampling.rollout import roll_out
+from gc25d.sampling.sample import Plan, sample, starting_noise
 from gc25d.steps import evaluate, plot_overlay
 
 CPU = torch.device("cpu")

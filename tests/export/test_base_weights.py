@@ -11,7 +11,7 @@ from gc25d.export.read import load_model
 from gc25d.export.verify import expected_shapes
 from gc25d.model.start import model_config, starting_model
 from gc25d.records import write_json
-from gc25d.step_settings import step_json
+from gc25d.settings.steps import step_json
 from gc25d.steps import export
 from gc25d.tensors import digest_tensors, read_metadata, write_tensors
 from small_step import small_step

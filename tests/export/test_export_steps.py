@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gc25d.errors import UserError
 from gc25d.records import digest_json, read_json, write_json
-from gc25d.settings import Settings
-from gc25d.step_settings import TrainStep, load_step, step_json, step_settings
+from gc25d.settings.steps import TrainStep, load_step, step_json, step_settings
+from gc25d.settings.tree import Settings
 from gc25d.steps import export, verify
 from gc25d.tensors import read_metadata, write_tensors
 from gc25d.train.pace import Pace

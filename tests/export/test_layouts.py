@@ -12,9 +12,10 @@ from torch import Tensor
 
 from gc25d.errors import UserError
 from gc25d.export import layouts
+from gc25d.files import digest_file
 from gc25d.model.start import model_from_tensors, starting_model
 from gc25d.model.zoo import build_model, named_config, wan_config
-from gc25d.records import digest_file, read_json, write_json
+from gc25d.records import read_json, write_json
 from gc25d.steps import export_layout
 from gc25d.tensors import write_tensors
 

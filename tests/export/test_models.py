@@ -9,9 +9,9 @@ from gc25d.export.read import load_model
 from gc25d.export.write import export_metadata
 from gc25d.model.start import model_config, model_from_tensors, starting_model
 from gc25d.model.zoo import build_model
-from gc25d.step_settings import TrainStep
+from gc25d.settings.steps import TrainStep
 from gc25d.tensors import digest_tensors, write_tensors
-from gc25d.train.probe import probe
+from gc25d.train.outputs.probe import probe
 from small_step import small_step
 
 CPU = torch.device("cpu")

@@ -13,10 +13,10 @@ from gc25d.errors import UserError
 from gc25d.export.read import load_model
 from gc25d.export.verify import check_probe, expected_shapes, verify_file
 from gc25d.export.write import METADATA_KEYS, export_metadata
+from gc25d.files import digest_file
 from gc25d.model.zoo import build_model, wan_config
-from gc25d.records import digest_file
 from gc25d.tensors import digest_tensors, write_tensors
-from gc25d.train.probe import probe
+from gc25d.train.outputs.probe import probe
 from small_step import small_step
 
 CONFIG = wan_config("tiny", "parts", 8)

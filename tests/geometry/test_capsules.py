@@ -10,7 +10,8 @@ from gc25d.geometry.camera import (
     rotator_axes,
     unproject_rays,
 )
-from gc25d.geometry.capsules import first_hits, nearest_in_image, ray_distances
+from gc25d.geometry.capsule_rays import ray_distances
+from gc25d.geometry.capsules import first_hits, nearest_in_image
 
 CAMERA = look(np.zeros(3), rotator_axes(0, 0, 0)) @ perspective(90, 1, 1)
 UPRIGHT = np.array([100.0, 0, -20, 100, 0, 20, 10])

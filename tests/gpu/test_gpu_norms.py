@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gc25d.model import gpu_norms
-from gc25d.model.blocks import LayerNorm, RmsNorm
+from gc25d.model.gpu import norms as gpu_norms
 from gc25d.model.rope import rope_table
+from gc25d.model.wan.blocks import LayerNorm, RmsNorm
 
 pytestmark = pytest.mark.gpu
 

@@ -1,6 +1,6 @@
 """Training on GPUs, by the trainer's own command: exact whatever happened on the way.
 
-Small models: the kernels of a full-size one are tried by `python bench/resume.py`.
+Small models: the kernels of a full-size one are tried by `python -m bench.training.resume`.
 """
 
 import contextlib
@@ -18,8 +18,9 @@ import psutil
 import pytest
 import torch
 
-from gc25d.records import digest_file, digest_json, read_csv, read_json, read_jsonl, write_json
-from gc25d.step_settings import TrainStep, step_json
+from gc25d.files import digest_file
+from gc25d.records import digest_json, read_csv, read_json, read_jsonl, write_json
+from gc25d.settings.steps import TrainStep, step_json
 
 pytestmark = pytest.mark.gpu
 UNTIL, SAVE_EVERY = 24, 4

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gc25d.devices_claim import claimed
+from gc25d.devices import claimed
 from gc25d.gpus import Gpu, visible_gpus
 
 pytestmark = pytest.mark.gpu
@@ -30,7 +30,7 @@ print(json.dumps([ours, theirs]))
 WAITING = """
 import ctypes, sys, threading, torch
 from pathlib import Path
-from gc25d.devices_claim import claimed_device, shared_device
+from gc25d.devices import claimed_device, shared_device
 from gc25d.gpus import free_memory, visible_gpus
 
 def contexts():

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gc25d.train.launch import Layout, run_processes
+from gc25d.train.processes.launch import Layout, run_processes
 
 pytestmark = pytest.mark.gpu
-PROGRAM = Path(__file__).parents[1] / "train/zero_sum_checks.py"
+PROGRAM = Path(__file__).parents[1] / "train/zero/zero_sum_checks.py"
 
 
 @pytest.mark.parametrize("processes", [1, 2])

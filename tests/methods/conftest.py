@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from gc25d.dataset.batch import Batch
-from gc25d.model.causal import CausalWanModel
 from gc25d.model.config import WanConfig
 from gc25d.model.interface import ModelOutput
-from gc25d.model.wan import WanModel
+from gc25d.model.wan.causal import CausalWanModel
+from gc25d.model.wan.transformer import WanModel
 from gc25d.model.zoo import build_model
 
 CHANNELS, FRAMES = 2, 3

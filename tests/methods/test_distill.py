@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gc25d.methods import flow
 from gc25d.methods.distill import CRITIC_LOSS, GENERATOR_LOSS, DistillConfig, dmd_gradient
 from gc25d.methods.dmd2 import Dmd2Method
-from gc25d.methods.guidance import Guidance, NullPrompt, guided_velocity
+from gc25d.sampling import flow
+from gc25d.sampling.guidance import Guidance, NullPrompt, guided_velocity
 
 STUDENT, TEACHER, CRITIC = 0.3, 0.7, 0.5  # coefficients: v = a·x
 NULL = NullPrompt(torch.tensor([[8.0, 8.0]]), 1)

@@ -8,11 +8,11 @@ import torch
 
 from gc25d.errors import UserError
 from gc25d.methods.base import TOTAL_LOSS
-from gc25d.methods.guidance import Guidance
 from gc25d.methods.kd import KdMethod
-from gc25d.methods.ode_cache import OdeCache
-from gc25d.methods.ode_solver import OdePlan, path_noise, solve
+from gc25d.methods.ode.cache import OdeCache
 from gc25d.records import read_json, write_json
+from gc25d.sampling.euler import OdePlan, path_noise, solve
+from gc25d.sampling.guidance import Guidance
 
 SHAPE = (2, 3, 2, 2)  # channels, frames, rows, columns of the toy batch
 PLAN = OdePlan(teacher_steps=6, denoising_steps=2, shift=5.0)

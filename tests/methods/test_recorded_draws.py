@@ -8,7 +8,7 @@ from gc25d.methods.distill import DistillConfig
 from gc25d.methods.dmd2 import Dmd2Method
 from gc25d.methods.finetune import FinetuneMethod
 from gc25d.methods.kd import KdMethod
-from gc25d.methods.ode_solver import path_noise
+from gc25d.sampling.euler import path_noise
 
 SEED, EPOCH, INDICES = 3, 2, [4, 9]
 SHAPE = (2, 3, 2, 2)

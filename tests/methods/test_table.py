@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from gc25d.cells import LEGAL, TAUGHT, check_cell, legal_cells
 from gc25d.dataset.clips import ClipDataset
 from gc25d.errors import UserError
 from gc25d.methods.table import build_method
 from gc25d.model.zoo import build_model, wan_config
-from gc25d.plan import load_settings
-from gc25d.settings_training import Model, Train
-from gc25d.step_settings import TrainStep
+from gc25d.settings.cells import LEGAL, TAUGHT, check_cell, legal_cells
+from gc25d.settings.loading import load_settings
+from gc25d.settings.steps import TrainStep
+from gc25d.settings.training import Model, Train
 
 BASE = {
     "geometry": {"frames": 9, "height": 64, "width": 64},

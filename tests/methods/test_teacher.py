@@ -7,7 +7,7 @@ import torch
 
 from gc25d.errors import UserError
 from gc25d.methods.teacher import build_teacher, teacher_digest
-from gc25d.step_settings import TrainStep
+from gc25d.settings.steps import TrainStep
 from gc25d.tensors import write_tensors
 from small_step import small_step
 

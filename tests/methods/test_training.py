@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from gc25d.errors import UserError
-from gc25d.methods import ode_paths, ode_solver
-from gc25d.records import digest_file, read_csv, read_json, write_json
-from gc25d.step_settings import TrainStep, step_json
+from gc25d.files import digest_file
+from gc25d.methods.ode import paths as ode_paths
+from gc25d.records import read_csv, read_json, write_json
+from gc25d.sampling import euler as ode_solver
+from gc25d.settings.steps import TrainStep, step_json
 from gc25d.steps import build_ode_cache
-from gc25d.train.logs import TRAIN_COLUMNS
+from gc25d.train.outputs.logs import TRAIN_COLUMNS
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
 from small_step import small_step

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gc25d.records import digest_file, digest_json, read_csv, read_json, write_json
+from gc25d.files import digest_file
+from gc25d.records import digest_json, read_csv, read_json, write_json
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from gc25d.model.causal import CausalWanModel
 from gc25d.model.config import WanConfig
+from gc25d.model.wan.causal import CausalWanModel
 from gc25d.model.zoo import build_model
 
 SMALL = WanConfig(

@@ -12,8 +12,8 @@ from gc25d.model.memory import (
     recomputed_blocks,
 )
 from gc25d.model.zoo import WanConfig, build_model
-from gc25d.settings import Geometry
-from gc25d.train.probe import probe_inputs
+from gc25d.settings.tree import Geometry
+from gc25d.train.outputs.probe import probe_inputs
 
 CPU = torch.device("cpu")
 # 1000 tokens: 200 kB a tensor of a token's width, 400 kB one of the hidden width.

@@ -1,7 +1,7 @@
 import torch
 
 from gc25d.model.rope import apply_rope, rope_table, split_head
-from gc25d.model.wan import sinusoidal_embedding
+from gc25d.model.wan.transformer import sinusoidal_embedding
 
 
 def complex_rope(heads, grid, head_dim):

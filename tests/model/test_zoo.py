@@ -5,12 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from gc25d import cells
 from gc25d.dataset.actions import random_actions
 from gc25d.errors import UserError
-from gc25d.model.causal import CausalWanModel
-from gc25d.model.matrixgame import MatrixGameModel
-from gc25d.model.wan import WanModel
+from gc25d.model.wan.causal import CausalWanModel
+from gc25d.model.wan.matrixgame import MatrixGameModel
+from gc25d.model.wan.transformer import WanModel
 from gc25d.model.zoo import (
     FAMILIES,
     SIZES,
@@ -20,8 +19,9 @@ from gc25d.model.zoo import (
     named_config,
     wan_config,
 )
-from gc25d.plan import load_settings
-from gc25d.settings_training import Model
+from gc25d.settings import cells
+from gc25d.settings.loading import load_settings
+from gc25d.settings.training import Model
 
 
 def meta_shapes(config):

@@ -6,9 +6,11 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from gc25d import plan
-from gc25d.records import digest_file, read_json, write_json
+from gc25d.files import digest_file
+from gc25d.records import read_json, write_json
+from gc25d.settings.loading import load_settings
 from gc25d.steps import build_index, encode_text, prep_run
+from gc25d.workflow.runs import dataset_root, raw_runs, settings_paths
 from gc25d.workflow.settings_files import settings_contents
 
 RUNS = 3
@@ -17,7 +19,7 @@ GEOMETRY = {"frames": 5, "height": 32, "width": 32}
 
 def build(folder: Path, backwards: bool) -> None:
     """`folder`/captures → `folder`/data by the steps, over the runs as the pipeline finds them."""
-    settings = plan.load_settings(
+    settings = load_settings(
         {
             "raw_root": str(folder / "captures"),
             "data_root": str(folder / "data"),
@@ -29,11 +31,11 @@ def build(folder: Path, backwards: bool) -> None:
     )
     os.chdir(folder)
     contents = settings_contents(settings)
-    for name, path in plan.settings_files(settings).items():
+    for name, path in settings_paths(settings).items():
         if name in contents:
             write_json(path, contents[name])
-    files, root = plan.settings_files(settings), plan.dataset_root(settings)
-    runs = list(plan.raw_runs(settings).items())
+    files, root = settings_paths(settings), dataset_root(settings)
+    runs = list(raw_runs(settings).items())
     rows = []
     for run_id, raw in reversed(runs) if backwards else runs:
         rows.append(root / f"index/runs/{run_id}.jsonl")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gc25d.capture.format import read_frames
+from gc25d.capture.raw.format import read_frames
 from gc25d.errors import UserError
 from gc25d.records import read_json, read_jsonl
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gc25d.prep.codec import DctCodec
+from gc25d.prep.encoders.dct import DctCodec
 from gc25d.prep.text import ByteEncoder
 from gc25d.records import read_jsonl, write_json, write_jsonl
 from gc25d.steps import encode_text, prep_run

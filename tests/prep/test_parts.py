@@ -3,7 +3,8 @@ import pytest
 
 from gc25d.errors import UserError
 from gc25d.geometry.camera import look, perspective, pixel_centers, rotator_axes, unproject_rays
-from gc25d.geometry.capsules import nearest_in_image, ray_distances
+from gc25d.geometry.capsule_rays import ray_distances
+from gc25d.geometry.capsules import nearest_in_image
 from gc25d.prep.parts import SEM, STENCIL, collapse_parts, part_ids
 
 CAMERA = look(np.zeros(3), rotator_axes(0, 0, 0)) @ perspective(90, 1, 1)

@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from gc25d.capture.format import read_cameras, read_skeletons, read_stencil
-from gc25d.capture.run_spec import RunSpec
-from gc25d.capture.synthetic import capture_run, plan_run
-from gc25d.capture.synthetic_camera import Film
-from gc25d.capture.synthetic_caster import FLOOR, cast, meet_floor
-from gc25d.capture.synthetic_shading import shade
+from gc25d.capture.raw.format import read_cameras, read_skeletons, read_stencil
+from gc25d.capture.raw.run_spec import RunSpec
+from gc25d.capture.synthetic.camera import Film
+from gc25d.capture.synthetic.capture import capture_run, plan_run
+from gc25d.capture.synthetic.caster import FLOOR, cast, meet_floor
+from gc25d.capture.synthetic.shading import shade
 from gc25d.geometry.camera import project
 from gc25d.geometry.resample import fit_view, resample_cameras, resample_frames, resample_stencil
 from gc25d.prep.parts import LAST_STATIC, part_ids

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from gc25d.capture.format import read_cameras
+from gc25d.capture.raw.format import read_cameras
 from gc25d.errors import UserError
 from gc25d.geometry.ground import ground_points
-from gc25d.prep.codec import DctCodec
+from gc25d.prep.encoders.dct import DctCodec
 from gc25d.prep.prepare import prepare_run
 from gc25d.prep.store import digest_tensor, unpack_ids
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from gc25d.model.kv_cache import KvCache, PastView
+from gc25d.model.wan.kv_cache import KvCache, PastView
 from gc25d.regression import gradnorm
 from gc25d.regression.cells import CELLS, Cell
 from gc25d.regression.fixtures import Fixture, build_fixture
 from gc25d.regression.gradnorm import measure, origin_of
 from gc25d.regression.refs import Reference, compare, record, reference_of
-from gc25d.settings import Regression
-from gc25d.step_settings import RegressionStep
+from gc25d.settings.steps import RegressionStep
+from gc25d.settings.tree import Regression
 from gc25d.steps.check_refs import check_cells
 
 SELF_ATTENTION = {"hunyuan": "attn", "cosmos": "attn1"}

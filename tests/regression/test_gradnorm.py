@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from gc25d.cells import LEGAL
 from gc25d.dataset.draws import torch_seed
 from gc25d.errors import UserError
 from gc25d.model.interface import ModelOutput
@@ -31,6 +30,7 @@ from gc25d.regression.gradnorm import (
 )
 from gc25d.regression.refs import Measurement, read_refs, record, reference_of
 from gc25d.regression.synthetic import Shape, synthetic_batch
+from gc25d.settings.cells import LEGAL
 
 CPU = torch.device("cpu")
 (FINETUNE,) = (cell for cell in CELLS if cell.name == "wan/finetune")

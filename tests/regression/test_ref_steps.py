@@ -8,15 +8,16 @@ import torch
 from torch import nn
 
 from gc25d.errors import UserError
-from gc25d.model.shards import save_native_shards
+from gc25d.files import digest_file
+from gc25d.model.weights.shards import save_native_shards
 from gc25d.model.zoo import build_model, wan_config
-from gc25d.records import digest_file, read_json, write_json
+from gc25d.records import read_json, write_json
 from gc25d.regression import devices, gradnorm
 from gc25d.regression.cells import CELLS, measured_cells, small_cell
 from gc25d.regression.fixtures import build_fixture
 from gc25d.regression.refs import read_refs
-from gc25d.settings import Regression
-from gc25d.step_settings import RegressionStep, step_json
+from gc25d.settings.steps import RegressionStep, step_json
+from gc25d.settings.tree import Regression
 from gc25d.steps import check_refs, record_refs
 
 FEW = (small_cell("wan", "finetune"), small_cell("wan_causal", "dfsft"))

@@ -15,9 +15,10 @@ import torch
 from safetensors import SafetensorError
 
 from gc25d import tensors
-from gc25d.capture.arrays import write_arrays
+from gc25d.capture.raw.arrays import write_arrays
 from gc25d.errors import UserError
-from gc25d.records import append_jsonl, write_json, write_text
+from gc25d.files import write_text
+from gc25d.records import append_jsonl, write_json
 from gc25d.steps import cli
 from gc25d.tensors import write_tensors
 

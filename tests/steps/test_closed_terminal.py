@@ -14,8 +14,8 @@ import fcntl, logging, sys, termios, time
 from argparse import Namespace
 from pathlib import Path
 from gc25d.steps import cli
-from gc25d.train.logs import RunLog, TRAIN_COLUMNS
-from gc25d.train.signals import Preempted, Preemption
+from gc25d.train.outputs.logs import RunLog, TRAIN_COLUMNS
+from gc25d.train.processes.signals import Preempted, Preemption
 
 folder = Path(sys.argv[1])
 

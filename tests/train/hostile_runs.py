@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from gc25d.environment import clean_this_process
-from gc25d.records import digest_file
-from gc25d.step_settings import TrainStep, load_step
+from gc25d.files import digest_file
+from gc25d.settings.steps import TrainStep, load_step
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from gc25d.records import read_jsonl
-from gc25d.train import segment, state_writer
+from gc25d.train import segment
 from gc25d.train.pace import Pace
+from gc25d.train.processes.signals import Preempted, Preemption
 from gc25d.train.segment import SegmentFiles, Task, train_segment
-from gc25d.train.signals import Preempted, Preemption
-from gc25d.train.states import newest_state, open_state, state_folder
+from gc25d.train.states import writer as state_writer
+from gc25d.train.states.folder import newest_state, open_state, state_folder
 from small_step import small_step
 
 UNTIL, HELD_S = 2, 0.5

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from gc25d.train.ema import Ema
-from gc25d.train.fragments import Fragment
-from gc25d.train.state_reader import load_state
-from gc25d.train.state_writer import StateWriter
-from gc25d.train.states import newest_state
+from gc25d.train.states.folder import newest_state
+from gc25d.train.states.fragments import Fragment
+from gc25d.train.states.reader import load_state
+from gc25d.train.states.writer import StateWriter
 
 NAME = "student/a:weight"
 

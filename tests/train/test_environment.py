@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from gc25d.environment import LAUNCHED, STARTED_BY, cleaned, is_removed, launched
-from gc25d.records import digest_file, digest_json, read_json, write_json
-from gc25d.step_settings import step_json
+from gc25d.files import digest_file
+from gc25d.records import digest_json, read_json, write_json
+from gc25d.settings.steps import step_json
 from small_step import small_step
 
 HERE = Path(__file__).parent

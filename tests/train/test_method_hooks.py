@@ -23,8 +23,8 @@ from gc25d.records import read_csv
 from gc25d.train import loop
 from gc25d.train.engine import PlainEngine
 from gc25d.train.feed import MicroBatch
-from gc25d.train.logs import TRAIN_COLUMNS, NoLog, RunLog
 from gc25d.train.loop import Cadence, Segment
+from gc25d.train.outputs.logs import TRAIN_COLUMNS, NoLog, RunLog
 
 ZERO = torch.zeros(())
 

@@ -10,12 +10,12 @@ import torch
 from gc25d.errors import UserError
 from gc25d.model.start import model_config, starting_model
 from gc25d.records import digest_json, read_json, write_json
-from gc25d.step_settings import TrainStep, step_json
+from gc25d.settings.steps import TrainStep, step_json
 from gc25d.steps import place_state
 from gc25d.tensors import write_tensors
 from gc25d.train.older_state import read_older_state
-from gc25d.train.state_reader import read_whole
-from gc25d.train.states import newest_state
+from gc25d.train.states.folder import newest_state
+from gc25d.train.states.reader import read_whole
 
 SETTINGS = {
     "geometry": {"frames": 9, "height": 64, "width": 64},

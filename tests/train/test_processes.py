@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from gc25d.records import digest_file, digest_json, read_csv, read_json, read_jsonl, write_json
-from gc25d.step_settings import TrainStep, step_json
+from gc25d.files import digest_file
+from gc25d.records import digest_json, read_csv, read_json, read_jsonl, write_json
+from gc25d.settings.steps import TrainStep, step_json
 from gc25d.train.engine import PlainEngine
 from gc25d.train.pace import Pace
 from gc25d.train.segment import Task, prepared_states
 from gc25d.train.segment_data import training_clips
 from gc25d.train.setup import starting_method
-from gc25d.train.state_files import open_state
-from gc25d.train.state_reader import read_whole
-from gc25d.train.states import state_folder
+from gc25d.train.states.files import open_state
+from gc25d.train.states.folder import state_folder
+from gc25d.train.states.reader import read_whole
 from small_step import small_step
 
 pytestmark = pytest.mark.slow

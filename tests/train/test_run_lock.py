@@ -10,10 +10,10 @@ import pytest
 from gc25d.errors import UserError
 from gc25d.model.start import model_config, starting_model
 from gc25d.records import digest_json, write_json
-from gc25d.step_settings import step_json
+from gc25d.settings.steps import step_json
 from gc25d.steps import place_state, restart, train, train_rank
 from gc25d.tensors import write_tensors
-from gc25d.train import launch
+from gc25d.train.processes import launch
 from small_step import small_step
 
 SETTINGS = small_step(train={"global_batch": 4, "cpu_threads": 1}, validation={"n": 1})

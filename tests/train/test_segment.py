@@ -7,11 +7,12 @@ import pytest
 
 from gc25d.dataset.clips import ClipDataset
 from gc25d.errors import UserError
+from gc25d.files import digest_file
 from gc25d.model.start import model_config, starting_model
-from gc25d.records import digest_file, read_csv, read_json, read_jsonl
-from gc25d.step_settings import TrainStep
+from gc25d.records import read_csv, read_json, read_jsonl
+from gc25d.settings.steps import TrainStep
 from gc25d.tensors import read_tensors
-from gc25d.train.history import record_event
+from gc25d.train.history.events import record_event
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
 from small_step import small_step

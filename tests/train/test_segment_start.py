@@ -9,12 +9,12 @@ import pytest
 
 from gc25d.model.start import model_config, starting_model
 from gc25d.records import digest_json, read_json, write_json
-from gc25d.step_settings import step_json
+from gc25d.settings.steps import step_json
 from gc25d.steps import place_state
 from gc25d.tensors import write_tensors
 from gc25d.train.pace import Pace
 from gc25d.train.segment import SegmentFiles, Task, train_segment
-from gc25d.train.state_files import seal
+from gc25d.train.states.files import seal
 from small_step import small_step
 
 SETTINGS = small_step(

@@ -6,7 +6,7 @@ import torch
 from gc25d.methods.dmd2 import Dmd2Method
 from gc25d.methods.finetune import FinetuneMethod
 from gc25d.model.zoo import build_model, wan_config
-from gc25d.settings import Geometry
+from gc25d.settings.tree import Geometry
 from gc25d.train import setup
 from gc25d.train.engine import PlainEngine
 from gc25d.train.pace import Pace

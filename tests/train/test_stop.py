@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gc25d.records import digest_file, read_csv, read_jsonl
+from gc25d.files import digest_file
+from gc25d.records import read_csv, read_jsonl
 from gc25d.train.pace import Pace
+from gc25d.train.processes.signals import Preempted
 from gc25d.train.segment import SegmentFiles, Task, train_segment
-from gc25d.train.signals import Preempted
-from gc25d.train.state_files import open_state
-from gc25d.train.states import state_folder
+from gc25d.train.states.files import open_state
+from gc25d.train.states.folder import state_folder
 from small_step import small_step
 
 STEPS = 12

@@ -12,11 +12,12 @@ from accelerate.state import AcceleratorState
 from gc25d.dataset.clips import ClipDataset
 from gc25d.errors import UserError
 from gc25d.export.write import METADATA_KEYS, export_metadata
+from gc25d.files import digest_file
 from gc25d.methods.base import TrainingMethod
 from gc25d.methods.finetune import FinetuneMethod
 from gc25d.model.start import model_config, starting_model
-from gc25d.records import digest_file, read_csv, read_json, read_jsonl, to_json
-from gc25d.step_settings import TrainStep
+from gc25d.records import read_csv, read_json, read_jsonl, to_json
+from gc25d.settings.steps import TrainStep
 from gc25d.steps import train_arguments
 from gc25d.train import segment
 from gc25d.train.pace import Pace

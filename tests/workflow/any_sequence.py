@@ -20,9 +20,9 @@ from typing import Any
 import stand_ins
 import yaml
 
-from gc25d.plan import load_settings
 from gc25d.records import digest_json, write_json
-from gc25d.step_settings import step_json, step_settings
+from gc25d.settings.loading import load_settings
+from gc25d.settings.steps import step_json, step_settings
 
 ROOT = Path(__file__).parents[2]
 SCENE = "deathmatch"

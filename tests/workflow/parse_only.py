@@ -8,6 +8,7 @@ program said against it, "" for nothing.
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import json
 import runpy
@@ -29,21 +30,24 @@ def stop(*arguments: Any, **options: Any) -> NoReturn:
 parse = argparse.ArgumentParser.parse_args
 
 
+def _takes_none(program: Path) -> bool:
+    """Whether a benchmark parses no arguments, so that it would start at once."""
+    return program.parents[1].name == "bench" and "parse_args" not in program.read_text()
+
+
 def fault(command: list[str]) -> str:
     """What a program says against its arguments."""
-    module = command[0] == "-m"
-    program, *given = command[module:]
+    option, program, *given = command
+    if option != "-m":
+        return "it is started by its file: its neighbours are imported by package"
     sys.argv = [program, *given]
     said = io.StringIO()
     try:
+        spec = importlib.util.find_spec(program)
+        if not given and spec and spec.origin and _takes_none(Path(spec.origin)):
+            return ""
         with contextlib.redirect_stderr(said):
-            if module:
-                runpy.run_module(program, run_name="__main__", alter_sys=True)
-            elif "parse_args" in Path(program).read_text():
-                sys.path.insert(0, str(Path(program).parent))
-                runpy.run_path(program, run_name="__main__")
-            elif not given:
-                return ""
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
     except Parsed:
         return ""
     except (SystemExit, OSError, ImportError) as error:
@@ -52,5 +56,6 @@ def fault(command: list[str]) -> str:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
     argparse.ArgumentParser.parse_args = stop  # type: ignore[method-assign]
     print(json.dumps([fault(command) for command in json.load(sys.stdin)]))

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from gc25d.plan import present_files
 from gc25d.workflow.raw_record import states, write_record
+from gc25d.workflow.runs import present_files
 
 REPLACED = (
     *("capture", "prep_run", "encode_text", "build_index", "train", "export", "verify"),

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from snakemake.cli import parse_args
 
-from gc25d.train.launch import Layout, srun_command
+from gc25d.train.processes.launch import Layout, srun_command
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gc25d.errors import UserError
-from gc25d.records import digest_file
+from gc25d.files import digest_file
 from gc25d.workflow import data_lock, targets
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gc25d.records import digest_file, digest_json, read_csv, read_json, read_jsonl, write_json
-from gc25d.step_settings import TrainStep, step_json
+from gc25d.files import digest_file
+from gc25d.records import digest_json, read_csv, read_json, read_jsonl, write_json
+from gc25d.settings.steps import TrainStep, step_json
 
 ROOT = Path(__file__).parents[2]
 SMALL = Path(__file__).with_name("small.yaml")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gc25d.errors import UserError
-from gc25d.records import digest_file, read_json
+from gc25d.files import digest_file
+from gc25d.records import read_json
 from gc25d.workflow.raw_record import is_made_from, states, write_record
 
 

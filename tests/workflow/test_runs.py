@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gc25d import plan
 from gc25d.records import read_json, read_jsonl, write_json
+from gc25d.settings.loading import load_settings
+from gc25d.workflow.runs import settings_paths
 from gc25d.workflow.settings_files import settings_contents
 
 ROOT = Path(__file__).parents[2]
@@ -61,9 +62,9 @@ def jobs(folder: Path) -> dict[str, int]:
 def write_settings(folder: Path) -> None:
     """As the rule does."""
     with contextlib.chdir(folder):
-        chosen = plan.load_settings(settings())
+        chosen = load_settings(settings())
         for name, content in settings_contents(chosen).items():
-            write_json(plan.settings_files(chosen)[name], content)
+            write_json(settings_paths(chosen)[name], content)
 
 
 def add_run(folder: Path, number: int) -> Path:
@@ -141,7 +142,7 @@ def test_buried_clips_and_strictness_concern_the_index_only(
     (folder / "own.yaml").write_text(yaml.safe_dump(changed))
     assert jobs(folder) == {"build_index": 1}
     monkeypatch.chdir(folder)
-    index = settings_contents(plan.load_settings(changed))["index"]
+    index = settings_contents(load_settings(changed))["index"]
     assert index["buried"] == ["castle__run-000__000009"]
     assert index["strict"] is True
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gc25d.model.weights import base_shapes
-from gc25d.records import digest_file, read_csv, read_json, read_jsonl
+from gc25d.files import digest_file
+from gc25d.model.weights.files import base_shapes
+from gc25d.records import read_csv, read_json, read_jsonl
 from gc25d.tensors import read_tensors
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +107,7 @@ def test_a_second_run_does_nothing(finished: Path) -> None:
 def test_a_dry_run_imports_no_torch(finished: Path) -> None:
     done = snakemake(finished, "-n", "sft_v10", env={"PYTHONPROFILEIMPORTTIME": "1"})
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stdout.splitlines() if "|" in line}
-    assert "gc25d.plan" in imported
+    assert {"gc25d.settings.loading", "gc25d.workflow.runs"} <= imported
     assert not imported & {"torch", "vizdoom", "diffusers", "accelerate"}
 
 
@@ -153,7 +154,7 @@ def test_editing_a_comment_in_a_module_reruns_nothing(run: Path, tmp_path: Path)
     arguments = ("--snakefile", str(copy / "Snakefile"), "-n", "sft_v10")
     assert NOTHING in succeed(run, *arguments, env=env)
     # The copy is what the dry run reads: another version in it reruns the step.
-    module = package / "step_settings.py"
+    module = package / "settings/steps.py"
     evaluation = module.read_text().split("class EvalStep")
     evaluation[1] = re.sub(r"version: int = \d+", "version: int = 99", evaluation[1], count=1)
     module.write_text("class EvalStep".join(evaluation))

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gc25d.errors import UserError
-from gc25d.records import digest_file, read_json, write_json
+from gc25d.files import digest_file
+from gc25d.records import read_json, write_json
 
 Entries: TypeAlias = dict[str, list[Any]]
 """Absolute path → size, inode, two times, SHA-256."""

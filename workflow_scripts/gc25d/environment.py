@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 STARTED_BY = "GC25D_STARTED_BY"
-"""Process id of the launcher that placed this process among others (gc25d/train/launch.py)."""
+"""Process id of the launcher (gc25d.train.processes.launch) that started this rank."""
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """A process's place among others, as torch.distributed, accelerate and DeepSpeed read it."""
 LAUNCHED = (STARTED_BY, *PLACE, "DS_ACCELERATOR")

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gc25d.errors import UserError
-from gc25d.records import atomic_path
+from gc25d.files import atomic_path
 from gc25d.strict_json import parse_json
 
 _LENGTH_BYTES = 8  # a little-endian header length stands before the header

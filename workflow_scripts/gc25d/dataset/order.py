@@ -1,10 +1,11 @@
 """Which samples form which optimizer step: pure arithmetic on the step number.
 
-An epoch is a permutation of the samples, cut into rounds of global_batch / grad_accum samples; what
-fills no round is left out of that epoch. A step takes grad_accum rounds; the last step of an epoch
-takes what is left. Neither processes nor micro-batches nor any running state enter, so a resumed
-run finds its place by a division, without reading a sample, and any number of devices agrees.
-Processes share a step's samples out evenly: every legal number of them forms the same steps.
+An epoch is a permutation of the samples, cut into rounds of global_batch / grad_accum samples;
+leftover samples are skipped in that epoch. A step takes grad_accum rounds; the last step of an
+epoch takes what is left. Neither processes nor micro-batches nor any running state enter, so a
+resumed run finds its place by a division, without reading a sample, and any number of devices
+agrees. Processes share a step's samples out evenly: every legal number of them forms the same
+steps.
 """
 
 import functools

@@ -13,14 +13,14 @@ from gc25d.dataset.batch import collate
 from gc25d.dataset.clips import ClipDataset, Sample
 from gc25d.errors import UserError
 from gc25d.evaluate.metrics import ClipScores, score_clip
-from gc25d.evaluate.rollout import roll_out, rollout_steps
-from gc25d.evaluate.sample import Conditions, Plan, VelocityModel, sample, starting_noise
 from gc25d.evaluate.truth import recorded_frames
 from gc25d.finite import check_finite
-from gc25d.model.causal import CausalWanModel
-from gc25d.prep.codec import Codec
+from gc25d.model.wan.causal import CausalWanModel
+from gc25d.prep.encoders.dct import Codec
 from gc25d.prep.parts import UNKNOWN
 from gc25d.prep.text import TextTable
+from gc25d.sampling.rollout import roll_out, rollout_steps
+from gc25d.sampling.sample import Conditions, Plan, VelocityModel, sample, starting_noise
 from gc25d.shapes import Latents, RgbFrames, SemIds
 
 BATCH_TOKENS = 8192

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from gc25d.errors import UserError
 from gc25d.evaluate.metrics import ClipScores
-from gc25d.records import atomic_path
+from gc25d.files import atomic_path
 
 Rows = Sequence[Mapping[str, str]]
 """Rows of a CSV as `records.read_csv` gives them."""

@@ -15,8 +15,8 @@ from av.video.reformatter import ColorRange, Colorspace, Interpolation
 from PIL import Image, ImageDraw, ImageFont
 
 from gc25d.errors import UserError
+from gc25d.files import atomic_path
 from gc25d.prep.overlay import colourise
-from gc25d.records import atomic_path
 from gc25d.shapes import RgbFrames, SemIds
 
 PANEL_HEIGHT = 256

@@ -5,7 +5,7 @@ The data set holds latents and ids only, so the frames are read from the raw cap
 
 from pathlib import Path
 
-from gc25d.capture.format import read_frames, read_meta
+from gc25d.capture.raw.format import read_frames, read_meta
 from gc25d.errors import UserError
 from gc25d.geometry.resample import fit_view, resample_frames
 from gc25d.shapes import RgbFrames

@@ -7,10 +7,10 @@ from typing import Literal
 from torch import Tensor
 
 from gc25d.errors import UserError
+from gc25d.files import atomic_folder
 from gc25d.model.config import MatrixGameConfig, WanConfig
-from gc25d.model.shards import save_diffusers, save_native_shards
+from gc25d.model.weights.shards import save_diffusers, save_native_shards
 from gc25d.model.zoo import AnyConfig
-from gc25d.records import atomic_folder
 
 Layout = Literal["native", "diffusers"]
 LAYOUTS: tuple[Layout, ...] = ("native", "diffusers")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gc25d.errors import UserError
+from gc25d.files import digest_file
 from gc25d.model.zoo import AnyConfig, construct
-from gc25d.records import digest_file
 from gc25d.tensors import digest_tensors, read_metadata, read_tensors
 
 PROBE_RTOL = 1e-4

@@ -9,7 +9,7 @@ from torch import Tensor
 from gc25d import __version__
 from gc25d.errors import UserError
 from gc25d.records import to_json
-from gc25d.step_settings import TrainStep
+from gc25d.settings.steps import TrainStep
 from gc25d.tensors import read_tensors
 
 ARM = "gc25d"

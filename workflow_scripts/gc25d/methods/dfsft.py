@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from gc25d.dataset.batch import Batch, Draws
-from gc25d.methods import flow
 from gc25d.methods.base import TOTAL_LOSS, LossMap, Metrics, Outputs, TrainingMethod
-from gc25d.methods.predict import predict
 from gc25d.methods.roles import STUDENT, OptimizerConfig, trainable_role
+from gc25d.sampling import flow
+from gc25d.sampling.predict import predict
 
 
 class DfsftMethod(TrainingMethod):

@@ -15,10 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gc25d.dataset.batch import Batch
-from gc25d.methods import flow
 from gc25d.methods.base import LossMap, Metrics, Outputs, TrainingMethod
-from gc25d.methods.guidance import Guidance, guided_velocity
-from gc25d.methods.predict import predict
 from gc25d.methods.roles import (
     CRITIC,
     STUDENT,
@@ -28,6 +25,9 @@ from gc25d.methods.roles import (
     frozen_role,
     trainable_role,
 )
+from gc25d.sampling import flow
+from gc25d.sampling.guidance import Guidance, guided_velocity
+from gc25d.sampling.predict import predict
 
 GENERATOR_LOSS, CRITIC_LOSS = "generator_loss", "critic_loss"
 SCORE_RANGE = (0.02, 0.98)

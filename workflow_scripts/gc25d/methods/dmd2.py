@@ -3,10 +3,10 @@
 import torch
 
 from gc25d.dataset.batch import Batch
-from gc25d.methods import flow
 from gc25d.methods.distill import DistillMethod, Rollout
-from gc25d.methods.predict import predict
 from gc25d.methods.roles import STUDENT
+from gc25d.sampling import flow
+from gc25d.sampling.predict import predict
 
 
 class Dmd2Method(DistillMethod):

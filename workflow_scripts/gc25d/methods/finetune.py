@@ -7,14 +7,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gc25d.dataset.batch import Batch, Draws
-from gc25d.methods import flow
 from gc25d.methods.base import TOTAL_LOSS, LossMap, Metrics, Outputs, TrainingMethod
-from gc25d.methods.predict import predict
 from gc25d.methods.roles import STUDENT, OptimizerConfig, Role, trainable_role
+from gc25d.sampling import flow
+from gc25d.sampling.predict import predict
 
 
 class FinetuneMethod(TrainingMethod):
-    """Flow-matching loss of one model (gc25d/methods/flow.py has its formulas)."""
+    """Flow-matching loss of one model (gc25d/sampling/flow.py has its formulas)."""
 
     def __init__(
         self,

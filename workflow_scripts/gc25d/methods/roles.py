@@ -8,8 +8,8 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from gc25d.errors import UserError
-from gc25d.methods import flow
-from gc25d.model.names import CONDITION_PREFIX
+from gc25d.model.weights.names import CONDITION_PREFIX
+from gc25d.sampling import flow
 
 STUDENT, TEACHER, CRITIC = "student", "teacher", "critic"
 BETAS = (0.9, 0.999)

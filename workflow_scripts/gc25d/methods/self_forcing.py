@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from gc25d.dataset.batch import Batch
-from gc25d.methods import flow
 from gc25d.methods.distill import DistillConfig, DistillMethod, Rollout
 from gc25d.methods.roles import OptimizerConfig
-from gc25d.model.causal import CausalWanModel
 from gc25d.model.interface import ModelOutput
-from gc25d.model.kv_cache import KvCache
 from gc25d.model.semantic import video_frames
+from gc25d.model.wan.causal import CausalWanModel
+from gc25d.model.wan.kv_cache import KvCache
+from gc25d.sampling import flow
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from gc25d.cells import check_cell
 from gc25d.dataset.clips import ClipDataset
 from gc25d.methods.base import TrainingMethod
 from gc25d.methods.dfsft import DfsftMethod
@@ -13,12 +12,13 @@ from gc25d.methods.distill import DistillConfig
 from gc25d.methods.dmd2 import Dmd2Method
 from gc25d.methods.finetune import FinetuneMethod
 from gc25d.methods.kd import KdMethod
-from gc25d.methods.ode_paths import ode_cache, ode_plan
+from gc25d.methods.ode.paths import ode_cache, ode_plan
 from gc25d.methods.roles import OptimizerConfig
 from gc25d.methods.self_forcing import SelfForcingMethod
 from gc25d.methods.teacher import build_teacher, teacher_guidance, teacher_path
-from gc25d.model.causal import CausalWanModel
-from gc25d.step_settings import TrainStep
+from gc25d.model.wan.causal import CausalWanModel
+from gc25d.settings.cells import check_cell
+from gc25d.settings.steps import TrainStep
 
 
 def build_method(settings: TrainStep, model: nn.Module, clips: ClipDataset) -> TrainingMethod:

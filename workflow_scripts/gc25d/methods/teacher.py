@@ -7,13 +7,14 @@ from torch import nn
 
 from gc25d.dataset.clips import ClipDataset
 from gc25d.errors import UserError
-from gc25d.methods.guidance import Guidance, NullPrompt
+from gc25d.files import digest_file
 from gc25d.model.start import starting_model
-from gc25d.model.weights import base_files
+from gc25d.model.weights.files import base_files
 from gc25d.model.zoo import wan_config
 from gc25d.prep.text import TextTable
-from gc25d.records import digest_file, digest_json
-from gc25d.step_settings import TrainStep
+from gc25d.records import digest_json
+from gc25d.sampling.guidance import Guidance, NullPrompt
+from gc25d.settings.steps import TrainStep
 from gc25d.tensors import read_metadata
 
 

@@ -13,7 +13,7 @@ from gc25d.errors import UserError
 from gc25d.model.attention import allow_variants
 from gc25d.model.interface import VideoModel
 from gc25d.model.memory import Recompute, choose_recompute, recomputed_blocks
-from gc25d.model.wan import WanModel
+from gc25d.model.wan.transformer import WanModel
 
 logger = logging.getLogger(__name__)
 

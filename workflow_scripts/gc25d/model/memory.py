@@ -1,7 +1,7 @@
 """How much GPU memory a training step keeps for its backward pass, and what to recompute instead.
 
 The formula counts what a compiled block saves for its backward pass in bfloat16, checked against
-measured peaks (bench/microbatch.py writes both beside each other).
+measured peaks (bench/model/microbatch.py writes both beside each other).
 """
 
 from collections.abc import Mapping

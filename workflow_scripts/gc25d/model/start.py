@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from gc25d.errors import UserError
-from gc25d.model.initialise import draw_additions
-from gc25d.model.weights import load_base, load_tensors
+from gc25d.model.weights.files import load_base, load_tensors
+from gc25d.model.weights.initialise import draw_additions
 from gc25d.model.zoo import (
     AnyConfig,
     build_model,
@@ -16,7 +16,7 @@ from gc25d.model.zoo import (
     empty_model,
     named_config,
 )
-from gc25d.step_settings import TrainStep
+from gc25d.settings.steps import TrainStep
 from gc25d.tensors import read_metadata
 
 CPU = torch.device("cpu")

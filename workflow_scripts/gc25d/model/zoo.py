@@ -7,9 +7,7 @@ from typing import TypeAlias, overload
 import torch
 from torch import nn
 
-from gc25d.cells import UNAVAILABLE
 from gc25d.errors import UserError
-from gc25d.model.causal import CausalWanModel
 from gc25d.model.config import (
     CELLS_PER_TOKEN,
     VOCABS,
@@ -20,10 +18,12 @@ from gc25d.model.config import (
     Vocab,
     WanConfig,
 )
-from gc25d.model.initialise import draw_weights
-from gc25d.model.matrixgame import MatrixGameModel
 from gc25d.model.semantic import class_count
-from gc25d.model.wan import WanModel
+from gc25d.model.wan.causal import CausalWanModel
+from gc25d.model.wan.matrixgame import MatrixGameModel
+from gc25d.model.wan.transformer import WanModel
+from gc25d.model.weights.initialise import draw_weights
+from gc25d.settings.cells import UNAVAILABLE
 
 __all__ = [
     "COSMOS_SIZES",
@@ -151,11 +151,11 @@ def construct(config: AnyConfig) -> nn.Module:
         case WanConfig():
             return WanModel(config)
         case HunyuanConfig():
-            from gc25d.model.hunyuan import HunyuanModel
+            from gc25d.model.borrowed.hunyuan import HunyuanModel
 
             return HunyuanModel(config)
         case CosmosConfig():
-            from gc25d.model.cosmos import CosmosModel
+            from gc25d.model.borrowed.cosmos import CosmosModel
 
             return CosmosModel(config)
 

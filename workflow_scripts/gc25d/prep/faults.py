@@ -6,7 +6,7 @@ docs/dataset.md states the policy for each fault. Pure functions.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from gc25d.capture.format import RawClip
+from gc25d.capture.raw.format import RawClip
 from gc25d.errors import UserError
 
 Row = dict[str, Any]

@@ -7,7 +7,7 @@ boss's, 255 unknown.
 import numpy as np
 from jaxtyping import Float, Float64, Int, UInt8
 
-from gc25d.capture.classes import BODY, FIRST_PART, PARTS, STENCIL
+from gc25d.capture.raw.classes import BODY, FIRST_PART, PARTS, STENCIL
 from gc25d.errors import UserError
 from gc25d.geometry.capsules import first_hits, nearest_in_image
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from gc25d.errors import UserError
 from gc25d.finite import check_finite
-from gc25d.prep.codec import Codec
-from gc25d.prep.read import RawRun, ReadClip, Row, reason_of
-from gc25d.prep.readers import Reading, readings
+from gc25d.prep.encoders.dct import Codec
+from gc25d.prep.reading.read import RawRun, ReadClip, Row, reason_of
+from gc25d.prep.reading.readers import Reading, readings
 from gc25d.prep.store import digest_tensor
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gc25d.errors import UserError
 from gc25d.finite import check_finite
-from gc25d.prep.umt5 import Umt5Encoder
+from gc25d.prep.encoders.umt5 import Umt5Encoder
 from gc25d.strict_json import parse_json
 from gc25d.tensors import open_tensors, write_tensors
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gc25d.cells import LEGAL, TAUGHT
 from gc25d.dataset.draws import torch_seed
-from gc25d.model.weights import base_shapes
+from gc25d.model.weights.files import base_shapes
 from gc25d.model.zoo import SIZES, config_from_tensors
 from gc25d.regression.synthetic import Shape
+from gc25d.settings.cells import LEGAL, TAUGHT
 
 CHUNK_FRAMES = 2  # the last of three latent frames is a shorter chunk of its own
 ARGUMENTS: dict[str, dict[str, Any]] = {

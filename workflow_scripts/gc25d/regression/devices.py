@@ -38,7 +38,7 @@ KEYS: dict[str, str] = {
     "T4": "T4",
     "CPU": CPU,
 }
-"""Word of a device's name → key, most specific first. B200 shares GB200's references."""
+"""Word of a device's name, compared whole → its key. B200 shares GB200's references."""
 
 # A MIG slice; a virtual GPU's profile, such as 10C, 5CME (with media engines) or 2B4.
 _SHARE = re.compile(r"MIG|\d+[ABCQ](ME\d*|4)?")

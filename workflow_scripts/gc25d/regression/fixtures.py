@@ -13,8 +13,8 @@ from gc25d.dataset.batch import Batch
 from gc25d.dataset.draws import torch_seed
 from gc25d.methods.base import TrainingMethod
 from gc25d.methods.roles import STUDENT
-from gc25d.model.names import CONDITION_PREFIX
 from gc25d.model.start import starting_model
+from gc25d.model.weights.names import CONDITION_PREFIX
 from gc25d.model.zoo import AnyConfig, build_model, named_config
 from gc25d.records import digest_json
 from gc25d.regression.cells import CHUNK_FRAMES, Cell

@@ -14,14 +14,14 @@ from gc25d.methods.dfsft import DfsftMethod
 from gc25d.methods.distill import DistillConfig
 from gc25d.methods.dmd2 import Dmd2Method
 from gc25d.methods.finetune import FinetuneMethod
-from gc25d.methods.guidance import Guidance, NullPrompt
 from gc25d.methods.kd import KdMethod
-from gc25d.methods.ode_solver import OdePlan, path_noise, solve
 from gc25d.methods.self_forcing import SelfForcingMethod
-from gc25d.model.causal import CausalWanModel
+from gc25d.model.wan.causal import CausalWanModel
 from gc25d.model.zoo import build_model, wan_config
 from gc25d.regression.cells import CHUNK_FRAMES, Cell
 from gc25d.regression.weights import randomise
+from gc25d.sampling.euler import OdePlan, path_noise, solve
+from gc25d.sampling.guidance import Guidance, NullPrompt
 
 Builder = Callable[[Cell, nn.Module, Batch], TrainingMethod]
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from gc25d.errors import UserError
+from gc25d.files import real_path
 from gc25d.locks import locked
-from gc25d.records import read_json, real_path, write_jsons
+from gc25d.records import read_json, write_jsons
 
 FORMAT = 1
 LOCK_WAIT_S = 60.0

@@ -11,10 +11,17 @@ import argparse
 import logging
 from pathlib import Path
 
-from gc25d.binding import CONTENTS, RUN_RECORD, check_binding, keep_record, refusal, run_record
 from gc25d.errors import UserError
 from gc25d.records import digest_json, read_json, write_json
 from gc25d.steps import cli
+from gc25d.workflow.binding import (
+    CONTENTS,
+    RUN_RECORD,
+    check_binding,
+    keep_record,
+    refusal,
+    run_record,
+)
 
 logger = logging.getLogger(__name__)
 

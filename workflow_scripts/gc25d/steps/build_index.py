@@ -27,6 +27,7 @@ from pathlib import Path
 
 from gc25d.dataset.order import Schedule
 from gc25d.errors import UserError
+from gc25d.files import digest_file
 from gc25d.prep.faults import find_faults, refuse_faults
 from gc25d.prep.index import (
     Choice,
@@ -41,8 +42,8 @@ from gc25d.prep.index import (
 )
 from gc25d.prep.store import tensor_names
 from gc25d.prep.text import cut_faults, read_table
-from gc25d.records import digest_file, read_jsonl, write_json, write_jsonl
-from gc25d.step_settings import IndexStep, load_step
+from gc25d.records import read_jsonl, write_json, write_jsonl
+from gc25d.settings.steps import IndexStep, load_step
 from gc25d.steps import cli
 
 log = logging.getLogger("gc25d")

@@ -19,12 +19,12 @@ import torch
 
 from gc25d.dataset.clips import ClipDataset
 from gc25d.errors import UserError
-from gc25d.methods.ode_cache import OdeCache
-from gc25d.methods.ode_paths import build_paths, ode_cache, ode_plan
+from gc25d.methods.ode.cache import OdeCache
+from gc25d.methods.ode.paths import build_paths, ode_cache, ode_plan
 from gc25d.methods.teacher import build_teacher, teacher_guidance
-from gc25d.step_settings import TrainStep, load_step
+from gc25d.settings.steps import TrainStep, load_step
 from gc25d.steps import cli, train_arguments
-from gc25d.train.launch import Layout, Place, own_place, run_processes
+from gc25d.train.processes.launch import Layout, Place, own_place, run_processes
 from gc25d.workflow.data_lock import reading
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Play one run of a game, or make up one, and write it as a raw run.
 
-Inputs:   --settings  JSON of `gc25d.step_settings.CaptureStep`
+Inputs:   --settings  JSON of `gc25d.settings.steps.CaptureStep`
 Outputs:  --out       folder of the run: frames.tar, stencil.tar, cameras.npz, skeletons.npz,
                       clips_<frames>.json and, last, meta.json (docs/raw-format.md)
 
@@ -15,9 +15,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from gc25d.capture.run_spec import RunSpec
+from gc25d.capture.raw.run_spec import RunSpec
 from gc25d.errors import UserError
-from gc25d.step_settings import CaptureStep, load_step
+from gc25d.settings.steps import CaptureStep, load_step
 from gc25d.steps import cli
 
 
@@ -41,10 +41,10 @@ def main(arguments: argparse.Namespace) -> None:
 def _capture_run(source: str) -> Callable[[Path, RunSpec], None]:
     """The plug-in of a source; only that one is loaded."""
     if source == "synthetic":
-        from gc25d.capture import synthetic
+        from gc25d.capture.synthetic import capture as synthetic
 
         return synthetic.capture_run
-    from gc25d.capture import vizdoom
+    from gc25d.capture.doom import capture as vizdoom
 
     return vizdoom.capture_run
 

@@ -23,7 +23,7 @@ from gc25d.regression.devices import torch_device_for
 from gc25d.regression.gradnorm import measure
 from gc25d.regression.refs import Reference, Verdict, compare, read_refs
 from gc25d.regression.report import report_json, verdict_table
-from gc25d.step_settings import RegressionStep, load_step
+from gc25d.settings.steps import RegressionStep, load_step
 from gc25d.steps import cli
 
 logger = logging.getLogger(__name__)

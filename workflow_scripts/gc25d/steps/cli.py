@@ -17,7 +17,7 @@ from typing import Any
 from gc25d import steps
 from gc25d.errors import UserError
 from gc25d.full_disk import full_disk, is_disk_full
-from gc25d.train.signals import EXIT_STATUS, Preempted
+from gc25d.train.processes.signals import EXIT_STATUS, Preempted
 
 logger = logging.getLogger("gc25d")
 

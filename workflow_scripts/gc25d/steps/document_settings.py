@@ -1,6 +1,6 @@
 """Write config/config.yaml, config/schema.json and docs/settings.md from the code.
 
-Run it after every change of gc25d/settings.py; a test fails while they differ.
+Run it after every change of gc25d/settings/tree.py; a test fails while they differ.
 
     python -m gc25d.steps.document_settings [--root <repository>]
 """
@@ -8,8 +8,8 @@ Run it after every change of gc25d/settings.py; a test fails while they differ.
 import argparse
 from pathlib import Path
 
-from gc25d import settings_docs
-from gc25d.records import write_text
+from gc25d.files import write_text
+from gc25d.settings import documents as settings_docs
 from gc25d.steps import cli
 
 

@@ -18,11 +18,11 @@ import contextlib
 import logging
 from pathlib import Path
 
-from gc25d.devices_claim import claimed_device
+from gc25d.devices import claimed_device
 from gc25d.prep.index import collect_prompts
 from gc25d.prep.text import build_table, cut_faults, encoder_for, write_table
 from gc25d.records import read_jsonl
-from gc25d.step_settings import TextStep, load_step
+from gc25d.settings.steps import TextStep, load_step
 from gc25d.steps import cli
 
 log = logging.getLogger("gc25d")

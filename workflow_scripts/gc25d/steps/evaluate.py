@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from gc25d.dataset.clips import ClipDataset
-from gc25d.devices_claim import claimed_device
+from gc25d.devices import claimed_device
 from gc25d.errors import UserError
 from gc25d.evaluate.clips import EvaluatedClip, Evaluator, choose_clips
 from gc25d.evaluate.curves import save_png, scores_figure
@@ -43,12 +43,13 @@ from gc25d.evaluate.panels import (
     write_png,
 )
 from gc25d.evaluate.results import clip_result, frame_results, metrics_json
-from gc25d.evaluate.sample import Plan
 from gc25d.export.read import load_model
-from gc25d.prep.codec import codec_for
-from gc25d.records import digest_file, read_json, write_json
-from gc25d.settings import Geometry
-from gc25d.step_settings import EvalStep, load_step
+from gc25d.files import digest_file
+from gc25d.prep.encoders.dct import codec_for
+from gc25d.records import read_json, write_json
+from gc25d.sampling.sample import Plan
+from gc25d.settings.steps import EvalStep, load_step
+from gc25d.settings.tree import Geometry
 from gc25d.steps import cli, train_arguments
 from gc25d.tensors import read_metadata
 from gc25d.workflow.data_lock import reading

@@ -16,7 +16,7 @@ import torch
 
 from gc25d.export.write import check_finite, training_weights
 from gc25d.model.start import model_config, starting_model
-from gc25d.step_settings import TrainStep, load_step
+from gc25d.settings.steps import TrainStep, load_step
 from gc25d.steps import cli, export_arguments
 from gc25d.tensors import digest_tensors, write_tensors
 

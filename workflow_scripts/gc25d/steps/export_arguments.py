@@ -6,9 +6,9 @@ from typing import Any
 
 from gc25d.export.write import export_metadata
 from gc25d.records import read_json
-from gc25d.step_settings import TrainStep
+from gc25d.settings.steps import TrainStep
 from gc25d.steps import cli
-from gc25d.train.results import checkpoint_name
+from gc25d.train.outputs.results import checkpoint_name
 
 START = {"step": 0, "resumed_from": "", "resumed_step": 0}
 """What done.json would say of the starting weights."""

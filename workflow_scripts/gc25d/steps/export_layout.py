@@ -15,7 +15,8 @@ from pathlib import Path
 from gc25d.errors import UserError
 from gc25d.export.layouts import LAYOUTS, write_layout
 from gc25d.export.read import read_export
-from gc25d.records import digest_file, read_json
+from gc25d.files import digest_file
+from gc25d.records import read_json
 from gc25d.steps import cli
 
 

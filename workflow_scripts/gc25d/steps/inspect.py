@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from gc25d.capture.format import (
+from gc25d.capture.raw.format import (
     index_frames,
     read_cameras,
     read_frames,

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from gc25d.errors import UserError
 from gc25d.locks import locked
-from gc25d.plan import PLACED
 from gc25d.records import digest_json, read_json, write_json
-from gc25d.step_settings import TrainStep, load_step
+from gc25d.settings.steps import TrainStep, load_step
 from gc25d.steps import cli
-from gc25d.train.chain import STATES, trace_of_states
+from gc25d.train.history.chain import STATES, trace_of_states
 from gc25d.train.older_state import place_state, read_older_state
-from gc25d.train.states import folders
+from gc25d.train.states.folder import folders
+from gc25d.workflow.chain import PLACED
 
 logger = logging.getLogger(__name__)
 

@@ -29,15 +29,15 @@ import functools
 import logging
 from pathlib import Path
 
-from gc25d.devices_claim import shared_device
-from gc25d.plan import present_files
-from gc25d.prep.codec import Codec, codec_for
+from gc25d.devices import shared_device
+from gc25d.prep.encoders.dct import Codec, codec_for
 from gc25d.prep.prepare import prepare_run
 from gc25d.records import write_jsonl
-from gc25d.step_settings import PrepStep, load_step
+from gc25d.settings.steps import PrepStep, load_step
 from gc25d.steps import cli
 from gc25d.tensors import write_tensors
 from gc25d.workflow.raw_record import states, write_record
+from gc25d.workflow.runs import present_files
 
 log = logging.getLogger("gc25d")
 

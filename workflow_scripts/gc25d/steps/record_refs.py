@@ -18,7 +18,7 @@ from gc25d.regression.cells import measured_cells
 from gc25d.regression.devices import torch_device_for
 from gc25d.regression.gradnorm import measure, origin_of
 from gc25d.regression.refs import record, reference_of
-from gc25d.step_settings import RegressionStep, load_step
+from gc25d.settings.steps import RegressionStep, load_step
 from gc25d.steps import cli
 
 logger = logging.getLogger(__name__)

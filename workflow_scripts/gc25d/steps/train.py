@@ -26,8 +26,8 @@ from gc25d.errors import UserError
 from gc25d.locks import locked
 from gc25d.records import digest_json, read_json
 from gc25d.steps import cli, train_arguments
-from gc25d.train import launch
-from gc25d.train.signals import EXIT_STATUS
+from gc25d.train.processes import launch
+from gc25d.train.processes.signals import EXIT_STATUS
 from gc25d.workflow.data_lock import reading
 
 logger = logging.getLogger("gc25d")

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from gc25d.steps import cli
-from gc25d.train.launch import Layout
+from gc25d.train.processes.launch import Layout
 
 PATHS = ("settings", "binding", "data", "weights", "probe", "done")
 NUMBERS = ("until", "micro-batch", "save-every", "validate-every", "log-every", "workers")

@@ -8,7 +8,7 @@ import argparse
 import sys
 
 from gc25d.steps import cli, train_arguments
-from gc25d.train.launch import Meeting, rank_command, run_processes
+from gc25d.train.processes.launch import Meeting, rank_command, run_processes
 
 
 def main(arguments: argparse.Namespace) -> None:

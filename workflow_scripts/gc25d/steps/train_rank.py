@@ -11,11 +11,11 @@ import sys
 import time
 
 from gc25d.records import digest_json, read_json
-from gc25d.step_settings import TrainStep, load_step
+from gc25d.settings.steps import TrainStep, load_step
 from gc25d.steps import cli, train_arguments
 from gc25d.train.engine import SharedError
-from gc25d.train.launch import Place, own_place
 from gc25d.train.pace import Pace
+from gc25d.train.processes.launch import Place, own_place
 from gc25d.train.segment import SegmentFiles, Task, train_segment
 
 FIRST_TELLS_S = 5.0

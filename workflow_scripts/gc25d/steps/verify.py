@@ -16,15 +16,15 @@ from pathlib import Path
 
 import torch
 
-from gc25d.devices_claim import claimed_device
+from gc25d.devices import claimed_device
 from gc25d.export.read import load_model
 from gc25d.export.verify import check_probe, verify_file
 from gc25d.model.start import model_config
 from gc25d.records import write_json
-from gc25d.step_settings import TrainStep, load_step
+from gc25d.settings.steps import TrainStep, load_step
 from gc25d.steps import cli, export_arguments
 from gc25d.tensors import read_tensors
-from gc25d.train.probe import probe
+from gc25d.train.outputs.probe import probe
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from gc25d.methods.roles import STUDENT
-from gc25d.train.fragments import EMA, WEIGHT, Fragment, kind_of, parameter_of
+from gc25d.train.states.fragments import EMA, WEIGHT, Fragment, kind_of, parameter_of
 
 
 class Ema:

@@ -14,8 +14,8 @@ from gc25d.environment import without_them
 from gc25d.errors import UserError
 from gc25d.methods.base import LossMap, Outputs, TrainingMethod
 from gc25d.methods.roles import TrainedRole
-from gc25d.train.fragments import Fragment
 from gc25d.train.gradients import sanitized_norm
+from gc25d.train.states.fragments import Fragment
 
 FP32_BYTES = 4
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -123,7 +123,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Part from the other processes."""
+        """Leave the process group."""
         ...
 
 

@@ -15,7 +15,7 @@ from gc25d.methods.base import Metrics, TrainingMethod
 from gc25d.model.execution import forget_compiled
 from gc25d.train.engine import Engine, SharedError
 from gc25d.train.feed import MicroBatch
-from gc25d.train.logs import TRAIN_COLUMNS, Log
+from gc25d.train.outputs.logs import TRAIN_COLUMNS, Log
 from gc25d.train.validate import Validation
 
 logger = logging.getLogger(__name__)

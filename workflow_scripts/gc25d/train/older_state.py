@@ -15,12 +15,12 @@ from typing import Any
 from gc25d.errors import UserError
 from gc25d.methods.finetune import FinetuneMethod
 from gc25d.model.start import model_config, starting_model
-from gc25d.model.weights import load_tensors
+from gc25d.model.weights.files import load_tensors
 from gc25d.records import read_json
-from gc25d.step_settings import TrainStep
+from gc25d.settings.steps import TrainStep
 from gc25d.train.ema import with_average
 from gc25d.train.engine import PlainEngine
-from gc25d.train.state_writer import StateWriter
+from gc25d.train.states.writer import StateWriter
 
 ARM = "gc25d"
 STUDENT_ALONE = ("finetune", "dfsft")

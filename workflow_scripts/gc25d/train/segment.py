@@ -9,23 +9,23 @@ from pathlib import Path
 from gc25d.dataset.order import Schedule
 from gc25d.methods.base import TrainingMethod
 from gc25d.methods.roles import STUDENT
-from gc25d.rates import RateChange, changes_up_to
 from gc25d.records import write_json
-from gc25d.step_settings import TrainStep
-from gc25d.train.chain import STATES, segment_folder
+from gc25d.settings.rates import RateChange, changes_up_to
+from gc25d.settings.steps import TrainStep
 from gc25d.train.ema import with_average
 from gc25d.train.engine import Engine, SharedError
 from gc25d.train.feed import MicroBatches, Span, read_ahead
-from gc25d.train.history import ended_badly, record_event
-from gc25d.train.logs import Log, NoLog, RunLog, validated
+from gc25d.train.history.chain import STATES, segment_folder
+from gc25d.train.history.events import ended_badly, record_event
+from gc25d.train.history.rates import RateResets, known_rates
 from gc25d.train.loop import Cadence, Segment
+from gc25d.train.outputs.logs import Log, NoLog, RunLog, validated
+from gc25d.train.outputs.results import checkpoint_name, summary, write_probe, write_weights
 from gc25d.train.pace import Pace
-from gc25d.train.reset_rates import RateResets, known_rates
-from gc25d.train.results import checkpoint_name, summary, write_probe, write_weights
+from gc25d.train.processes.signals import Preempted, Preemption
 from gc25d.train.segment_data import fixed_validation, schedule, training_clips
 from gc25d.train.segment_states import States, averaged_weights, from_first, resume
 from gc25d.train.setup import build_engine, starting_method
-from gc25d.train.signals import Preempted, Preemption
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from gc25d.dataset.clips import ClipDataset
 from gc25d.dataset.order import Schedule
-from gc25d.step_settings import TrainStep
+from gc25d.settings.steps import TrainStep
 from gc25d.train.engine import Engine
 from gc25d.train.pace import Pace
 from gc25d.train.validate import Validation, validation_batches

@@ -11,14 +11,14 @@ from torch import Tensor
 from gc25d.errors import UserError
 from gc25d.methods.base import TrainingMethod
 from gc25d.methods.roles import STUDENT
-from gc25d.train.chain import checkpoints
 from gc25d.train.ema import Ema
 from gc25d.train.engine import Engine, SharedError
-from gc25d.train.fragments import EMA, Fragment
-from gc25d.train.state_files import StoredState, open_state
-from gc25d.train.state_reader import load_state, read_whole, shapes_of
-from gc25d.train.state_writer import StateWriter
-from gc25d.train.states import newest_state, segment_start, state_folder
+from gc25d.train.history.chain import checkpoints
+from gc25d.train.states.files import StoredState, open_state
+from gc25d.train.states.folder import newest_state, segment_start, state_folder
+from gc25d.train.states.fragments import EMA, Fragment
+from gc25d.train.states.reader import load_state, read_whole, shapes_of
+from gc25d.train.states.writer import StateWriter
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from gc25d.methods.table import build_method
 from gc25d.model.execution import prepare_execution
 from gc25d.model.interface import VideoModel
 from gc25d.model.start import model_config, starting_model
-from gc25d.settings import Geometry
-from gc25d.step_settings import TrainStep
+from gc25d.settings.steps import TrainStep
+from gc25d.settings.tree import Geometry
 from gc25d.train.engine import Engine, PlainEngine
 from gc25d.train.pace import Pace
 
@@ -25,7 +25,7 @@ def build_engine(settings: TrainStep, pace: Pace) -> Engine:
     train = settings.train
     if pace.engine == "plain":
         return PlainEngine(train.precision, train.cpu_threads, gpu=pace.gpu, exact=pace.exact)
-    from gc25d.train.deepspeed_engine import ZeroEngine  # needs DeepSpeed and several seconds
+    from gc25d.train.zero.engine import ZeroEngine  # needs DeepSpeed and several seconds
 
     return ZeroEngine(
         train.precision,

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from gc25d.dataset.batch import Batch, collate
 from gc25d.dataset.clips import ClipDataset
 from gc25d.dataset.draws import torch_seed
-from gc25d.methods import flow
-from gc25d.methods.predict import predict
 from gc25d.prep.parts import UNKNOWN
 from gc25d.prep.text import NULL_PROMPT, TextTable
+from gc25d.sampling import flow
+from gc25d.sampling.predict import predict
 
 Found: TypeAlias = list[tuple[int, list[list[float]]]]
 """Number of a batch and its clips' squared errors [3][B]."""

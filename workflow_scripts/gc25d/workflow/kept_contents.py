@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from gc25d.binding import CONTENTS, RUN_RECORD, began_with, with_contents, without_contents
-from gc25d.contents import Contents, named_paths
 from gc25d.errors import UserError
-from gc25d.plan import settings_files
 from gc25d.records import read_json
-from gc25d.settings import Settings
-from gc25d.step_settings import READ_BY
+from gc25d.settings.contents import Contents, named_paths
+from gc25d.settings.steps import READ_BY
+from gc25d.settings.tree import Settings
+from gc25d.workflow.binding import CONTENTS, RUN_RECORD, began_with, with_contents, without_contents
+from gc25d.workflow.runs import settings_paths
 
 _NEEDED = ("prep", "text", "eval", "train")  # the regression is measured on request alone
 StepContents: TypeAlias = dict[str, dict[str, Any]]
@@ -32,7 +32,7 @@ def settled(settings: Settings, steps: StepContents, named: Contents) -> StepCon
     Raises:
         UserError: a step would read files that are not there; names the setting.
     """
-    files = settings_files(settings)
+    files = settings_paths(settings)
     made = {
         name: _of_step(steps[name], _held(files[name]), _of(name, named))
         for name in ("prep", "text", "eval", "regression")
@@ -97,7 +97,7 @@ def unknown_contents(settings: Settings, steps: StepContents) -> str:
         settings: of the whole pipeline.
         steps: what their settings files should hold.
     """
-    files = {**settings_files(settings), "train": RUN_RECORD}
+    files = {**settings_paths(settings), "train": RUN_RECORD}
     used = named_paths(settings)
     unknown = [
         f"{files[name]} ({setting})"

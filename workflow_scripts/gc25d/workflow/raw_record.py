@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gc25d.errors import UserError
-from gc25d.records import digest_file, read_json, write_json
+from gc25d.files import digest_file
+from gc25d.records import read_json, write_json
 
 States: TypeAlias = dict[str, list[int]]
 """File name → size in bytes, time of the last write in ns."""

@@ -5,21 +5,22 @@ runs: a dry run, `--lint`, `--dag`, `--report` and a mistyped target leave the f
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gc25d import binding, plan
-from gc25d.binding import began_with, check_binding
-from gc25d.captures_check import check_captures
-from gc25d.contents import Contents
 from gc25d.errors import UserError
-from gc25d.imported_code import code_digest
-from gc25d.rates import with_bound_rates
 from gc25d.records import holds_json, read_json, write_json
-from gc25d.settings import Settings
-from gc25d.step_settings import step_json, step_settings
-from gc25d.workflow import kept_contents
+from gc25d.settings.contents import Contents
+from gc25d.settings.rates import with_bound_rates
+from gc25d.settings.steps import step_json, step_settings
+from gc25d.settings.tree import Settings
+from gc25d.workflow import binding, kept_contents
+from gc25d.workflow.binding import began_with, check_binding
+from gc25d.workflow.captures import check_captures
+from gc25d.workflow.imported_code import code_digest
+from gc25d.workflow.runs import check_shared_runs, check_val_runs, raw_runs, settings_paths
 
 _LONG_AGO = (0, 0)
 
@@ -36,13 +37,13 @@ def settings_contents(
     Raises:
         UserError: the run in this folder is bound to other settings, or these do not fit the runs.
     """
-    folders = plan.raw_runs(settings)
+    folders = raw_runs(settings)
     runs = tuple(folders)
-    plan.check_val_runs(settings.prep.val_runs, runs)
+    check_val_runs(settings.prep.val_runs, runs)
     check_captures(settings, folders)
     contents = {name: step_json(step) for name, step in step_settings(settings, runs).items()}
     contents["regression"]["code"] = code_digest()
-    files = plan.settings_files(settings)
+    files = settings_paths(settings)
     contents = kept_contents.settled(settings, contents, named or {})
     began = began_with()
     if settings.train.reset_lr_on_resume and began:
@@ -51,7 +52,7 @@ def settings_contents(
     if settings.capture.source == "external":
         del contents["capture"]  # nothing is ever written below somebody else's captures
     if not holds_json(files["prep"], contents["prep"]):
-        plan.check_shared_runs(settings, files["prep"])
+        check_shared_runs(settings, files["prep"])
     return contents
 
 
@@ -63,7 +64,7 @@ def write_sources(
     Such a source is older than anything where the settings file holds the same already, and new
     where it does not: so that Snakemake copies it exactly then.
     """
-    files = plan.settings_files(settings)
+    files = settings_paths(settings)
     sources = {}
     for name, content in contents.items():
         sources[name] = folder / f"{name}.json"
@@ -74,7 +75,7 @@ def write_sources(
 
 
 def keep_record(sources: Mapping[str, Path], warn: Callable[[str], None]) -> None:
-    """Restore a run's record that is gone (`gc25d.binding`); `sources`: of `write_sources`."""
+    """Restore a run's record that is gone (`workflow.binding`); `sources`: of `write_sources`."""
     binding.keep_record(read_json(sources["train"]), warn)
 
 
@@ -86,7 +87,7 @@ def check_unchanged(settings: Settings, contents: dict[str, dict[str, Any]]) -> 
     Raises:
         UserError: names the settings files that hold something else.
     """
-    files = plan.settings_files(settings)
+    files = settings_paths(settings)
     changed = [
         str(files[name])
         for name, content in contents.items()
@@ -108,3 +109,8 @@ def source_of(path: str, files: dict[str, Path], sources: dict[str, Path]) -> Pa
 def missing(outputs: Iterable[str | Path]) -> bool:
     """Whether one of a job's outputs is not there."""
     return any(not os.path.lexists(output) for output in outputs)
+
+
+def alternatives(names: Iterable[str]) -> str:
+    """A pattern that matches these names and nothing else."""
+    return "|".join(re.escape(name) for name in names) or "(?!)"
