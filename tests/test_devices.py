@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from gc25d import devices as devices_claim
+from gc25d import devices
 from gc25d.devices import claimed, claimed_device, shared, shared_device
 from gc25d.errors import UserError
 from gc25d.gpus import Gpu
@@ -219,8 +219,8 @@ def current(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "_lazy_init", opens_a_context)
     monkeypatch.setattr(torch.cuda, "device", lambda index: chosen.append(index) or ExitStack())
-    monkeypatch.setattr(devices_claim, "visible_gpus", lambda: [Gpu(s, 25) for s in GPUS[:2]])
-    monkeypatch.setattr(devices_claim, "free_memory", lambda gpu: 11)
+    monkeypatch.setattr(devices, "visible_gpus", lambda: [Gpu(s, 25) for s in GPUS[:2]])
+    monkeypatch.setattr(devices, "free_memory", lambda gpu: 11)
     return chosen
 
 
@@ -250,7 +250,7 @@ def test_whoever_shares_has_room_in_all_and_in_what_is_free(tmp_path, current, m
                 pass
         with pytest.raises(UserError), shared_device(12, tmp_path, 0.1):  # others hold the rest
             pass
-        monkeypatch.setattr(devices_claim, "free_memory", lambda gpu: None)
+        monkeypatch.setattr(devices, "free_memory", lambda gpu: None)
         with shared_device(12, tmp_path) as beside:  # nobody knows of others
             assert beside == "cuda:1"
         with pytest.raises(UserError), shared_device(13, tmp_path, 0.1):

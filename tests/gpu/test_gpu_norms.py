@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gc25d.model.gpu import norms as gpu_norms
+from gc25d.model.gpu import norms
 from gc25d.model.rope import rope_table
 from gc25d.model.wan.blocks import LayerNorm, RmsNorm
 
@@ -66,7 +66,7 @@ def test_norm_and_rotation(heads: int, head: int, dtype: torch.dtype, bound: flo
     table = rope_table(GRID, head, torch.device("cuda"))
     x = torch.randn(2, TOKENS, heads * head, device="cuda").to(dtype)
     weight = torch.randn(heads * head, device="cuda").to(dtype)
-    ours = functools.partial(gpu_norms.norm_rope, table=table, eps=EPS)
+    ours = functools.partial(norms.norm_rope, table=table, eps=EPS)
     check(ours, functools.partial(rotated, table), (x, weight), bound)
 
 
@@ -75,7 +75,7 @@ def test_norm_and_rotation(heads: int, head: int, dtype: torch.dtype, bound: flo
 def test_norm_and_modulation(width: int, dtype: torch.dtype, bound: float) -> None:
     x = (3 * torch.randn(2, TOKENS, width, device="cuda") + 1).to(dtype)
     shift, scale = torch.randn(2, GRID[0], 6, width, device="cuda").unbind(2)[1:3]
-    ours = functools.partial(gpu_norms.norm_modulate, eps=EPS)
+    ours = functools.partial(norms.norm_modulate, eps=EPS)
     check(ours, modulated, (x, shift, scale), bound)
 
 
@@ -85,7 +85,7 @@ def test_affine_norm(shape: tuple[int, ...], dtype: torch.dtype, bound: float) -
     x = (3 * torch.randn(*shape, 72, device="cuda") + 1).to(dtype)
     weight, bias = torch.randn(2, 72, device="cuda").unbind()
     weight = weight * 10.0 ** torch.linspace(-9, 0, 72, device="cuda")  # small ones count too
-    ours = functools.partial(gpu_norms.norm_affine, eps=EPS)
+    ours = functools.partial(norms.norm_affine, eps=EPS)
 
     def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return functional.layer_norm(x, (72,), weight, bias, EPS)
@@ -101,15 +101,15 @@ def test_blocks_use_them_on_a_gpu_and_agree_with_the_cpu() -> None:
         here = module(x)
         there = module.cuda()(x.cuda()).cpu()
         torch.testing.assert_close(there, here, rtol=1e-5, atol=1e-5)
-    assert gpu_norms.fits(x.cuda())
-    assert not gpu_norms.fits(x)
-    assert not gpu_norms.fits(x.cuda().transpose(0, 1))
-    assert not gpu_norms.fits(x[:0].cuda())
+    assert norms.fits(x.cuda())
+    assert not norms.fits(x)
+    assert not norms.fits(x.cuda().transpose(0, 1))
+    assert not norms.fits(x[:0].cuda())
 
 
 def test_more_rows_than_a_grid_has_along_its_second_axis() -> None:
     """65,535 programs there, 4 rows each."""
     x = torch.randn(4 * 65_536 + 3, 8, device="cuda")
     weight, bias = torch.randn(2, 8, device="cuda").unbind()
-    found = gpu_norms.norm_affine(x, weight, bias, EPS)
+    found = norms.norm_affine(x, weight, bias, EPS)
     torch.testing.assert_close(found, functional.layer_norm(x, (8,), weight, bias, EPS))

@@ -12,7 +12,7 @@ from gc25d.errors import UserError
 from gc25d.files import digest_file
 from gc25d.methods.ode import paths as ode_paths
 from gc25d.records import read_csv, read_json, write_json
-from gc25d.sampling import euler as ode_solver
+from gc25d.sampling import euler
 from gc25d.settings.steps import TrainStep, step_json
 from gc25d.steps import build_ode_cache
 from gc25d.train.outputs.logs import TRAIN_COLUMNS
@@ -137,7 +137,7 @@ def test_a_path_that_is_not_finite_is_an_error_that_names_the_clip(
     small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def overflowing(*given: Any) -> torch.Tensor:
-        paths = ode_solver.solve(*given)
+        paths = euler.solve(*given)
         paths[1, 2, 0] = torch.inf  # of the second clip, a channel of the last point
         return paths
 

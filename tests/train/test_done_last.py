@@ -15,7 +15,7 @@ from gc25d.train import segment
 from gc25d.train.pace import Pace
 from gc25d.train.processes.signals import Preempted, Preemption
 from gc25d.train.segment import SegmentFiles, Task, train_segment
-from gc25d.train.states import writer as state_writer
+from gc25d.train.states import writer
 from gc25d.train.states.folder import newest_state, open_state, state_folder
 from small_step import small_step
 
@@ -33,8 +33,8 @@ class SlowDisk:
         self.order: list[str] = []
         self._said = threading.Event()
         self._folder = state_folder(Path(), step).name
-        self._publish = state_writer.publish
-        monkeypatch.setattr(state_writer, "publish", self._held)
+        self._publish = writer.publish
+        monkeypatch.setattr(writer, "publish", self._held)
         for name in ("write_json", "record_event"):
             monkeypatch.setattr(segment, name, self._telling(name, getattr(segment, name)))
 

@@ -19,8 +19,8 @@ from torch.optim import AdamW
 from zero_toys import MICRO_BATCHES, Toy, Twice, Wide, micro_batches, segment
 
 from gc25d.methods.roles import STUDENT
-from gc25d.train.zero import all_reduce as zero_sums
-from gc25d.train.zero import engine as deepspeed_engine
+from gc25d.train.zero import all_reduce
+from gc25d.train.zero import engine as zero_engine
 from gc25d.train.zero.engine import ZeroEngine
 
 DELAY_CYCLES = 5_000_000  # of a GPU's clock: about 3 ms
@@ -30,7 +30,7 @@ def check_own_sums(engine: ZeroEngine) -> dict[str, object]:
     """Master weights after two steps, with DeepSpeed's own way of summing and with ours."""
     plugin = engine.accelerator.state.deepspeed_plugin
     zero = plugin.deepspeed_config["zero_optimization"]
-    as_is = mock.patch.object(deepspeed_engine, "sum_beside_training", return_value="")
+    as_is = mock.patch.object(zero_engine, "sum_beside_training", return_value="")
     with mock.patch.dict(zero, reduce_bucket_size=20):  # the larger tensors exceed it
         with as_is, mock.patch.dict(zero, reduce_scatter=True):
             theirs = trained_masters(engine, scattered=True)
@@ -65,7 +65,7 @@ def check_guard(engine: ZeroEngine) -> dict[str, object]:
         summed(self, tensor, kind)
 
     told = Told()
-    logging.getLogger(deepspeed_engine.__name__).addHandler(told)
+    logging.getLogger(zero_engine.__name__).addHandler(told)
     config = engine.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
     with mock.patch.object(zero, "average_tensor", average_tensor):
         left = Toy(Twice())
@@ -75,7 +75,7 @@ def check_guard(engine: ZeroEngine) -> dict[str, object]:
     changed = [
         name
         for method in (kept, left)
-        for name in zero_sums.REPLACED
+        for name in all_reduce.REPLACED
         if name in vars(method.roles[STUDENT].optimizer)
     ]
     return {
@@ -99,7 +99,7 @@ class Told(logging.Handler):
 def check_gpu_sums(engine: ZeroEngine) -> dict[str, object]:
     """Digests of each process's masters and moments, with DeepSpeed's own way and with ours."""
     config = engine.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-    as_is = mock.patch.object(deepspeed_engine, "sum_beside_training", return_value="")
+    as_is = mock.patch.object(zero_engine, "sum_beside_training", return_value="")
     with mock.patch.dict(config, reduce_bucket_size=3_000_000):
         with as_is, mock.patch.dict(config, reduce_scatter=True):
             scattered = trained_digest(engine, ours=False)

@@ -41,12 +41,12 @@ def main(arguments: argparse.Namespace) -> None:
 def _capture_run(source: str) -> Callable[[Path, RunSpec], None]:
     """The plug-in of a source; only that one is loaded."""
     if source == "synthetic":
-        from gc25d.capture.synthetic import capture as synthetic
+        from gc25d.capture.synthetic.capture import capture_run as capture_synthetic
 
-        return synthetic.capture_run
-    from gc25d.capture.doom import capture as vizdoom
+        return capture_synthetic
+    from gc25d.capture.doom.capture import capture_run as capture_vizdoom
 
-    return vizdoom.capture_run
+    return capture_vizdoom
 
 
 def _number(run: str) -> int:

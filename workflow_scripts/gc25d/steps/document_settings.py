@@ -9,16 +9,16 @@ import argparse
 from pathlib import Path
 
 from gc25d.files import write_text
-from gc25d.settings import documents as settings_docs
+from gc25d.settings import documents
 from gc25d.steps import cli
 
 
 def files() -> dict[str, str]:
     """Path below the repository → content."""
     return {
-        "config/config.yaml": settings_docs.config_yaml(),
-        "config/schema.json": settings_docs.schema_json(),
-        "docs/settings.md": settings_docs.reference_markdown(),
+        "config/config.yaml": documents.config_yaml(),
+        "config/schema.json": documents.schema_json(),
+        "docs/settings.md": documents.reference_markdown(),
     }
 
 

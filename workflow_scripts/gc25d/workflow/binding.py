@@ -185,7 +185,11 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def fingerprint(path: Path, key: str) -> str | None:
-    """The fingerprint under `key` of READY or a binding; None where none can be read."""
+    """The fingerprint under `key` of READY or a binding; None where none can be read.
+
+    Asked by input functions, which must not raise: Snakemake takes a file whose job cannot be
+    worked out for a source.
+    """
     try:
         content = read_json(path)
     except (UserError, OSError):
@@ -197,7 +201,8 @@ def fingerprint(path: Path, key: str) -> str | None:
 def is_bound_to(binding: Path, ready: Path) -> bool:
     """Whether `binding` (train/binding.json) holds the fingerprint that `ready` (READY) tells.
 
-    A file that is not there, or that cannot be read and is to be made again, is bound to nothing.
+    A file that is not there, or that cannot be read and is to be made again, is bound to nothing:
+    as `fingerprint`, this never raises.
     """
     bound = fingerprint(binding, "data_fingerprint")
     return bound is not None and bound == fingerprint(ready, "fingerprint")

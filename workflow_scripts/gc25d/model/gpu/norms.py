@@ -66,11 +66,11 @@ def norm_affine(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 @torch.library.custom_op("gc25d::norm_rope", mutates_args=())
 def _norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    from gc25d.model.gpu import kernels as gpu_kernels
+    from gc25d.model.gpu import kernels
 
     out = torch.empty_like(x)
     with _on(x):
-        gpu_kernels.norm_rope_forward(x, weight, cos, sin, eps, out)
+        kernels.norm_rope_forward(x, weight, cos, sin, eps, out)
     return out
 
 
@@ -78,28 +78,28 @@ def _norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) 
 def _norm_rope_backward(
     grad: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    from gc25d.model.gpu import kernels as gpu_kernels
+    from gc25d.model.gpu import kernels
 
     rows, width = x.numel() // x.shape[-1], x.shape[-1]
     each = -(-rows // _PROGRAMS)
     shares = _float32(x, -(-rows // each), width)
     grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
     with _on(x):
-        gpu_kernels.norm_rope_backward(
+        kernels.norm_rope_backward(
             grad.contiguous(), x, weight, cos, sin, eps, grad_x, shares, each
         )
-        gpu_kernels.sum_shares(shares[None], grad_weight)
+        kernels.sum_shares(shares[None], grad_weight)
     return grad_x, grad_weight
 
 
 @torch.library.custom_op("gc25d::norm_modulate", mutates_args=())
 def _norm_modulate(tokens: Tensor, shift: Tensor, scale: Tensor, base: float, eps: float) -> Tensor:
-    from gc25d.model.gpu import kernels as gpu_kernels
+    from gc25d.model.gpu import kernels
 
     shift, scale, stride = _one_stride(shift, scale)
     out = torch.empty_like(tokens)
     with _on(tokens):
-        gpu_kernels.norm_modulate_forward(tokens, shift, scale, stride, base, eps, out)
+        kernels.norm_modulate_forward(tokens, shift, scale, stride, base, eps, out)
     return out
 
 
@@ -107,7 +107,7 @@ def _norm_modulate(tokens: Tensor, shift: Tensor, scale: Tensor, base: float, ep
 def _norm_modulate_backward(
     grad: Tensor, tokens: Tensor, scale: Tensor, base: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from gc25d.model.gpu import kernels as gpu_kernels
+    from gc25d.model.gpu import kernels
 
     (scale, _, stride), shape = _one_stride(scale, scale), scale.shape
     frames, width = shape[0] * shape[1], tokens.shape[-1]
@@ -118,12 +118,12 @@ def _norm_modulate_backward(
     grad_x = torch.empty_like(tokens)
     grad_shift, grad_scale = (_float32(tokens, *shape) for _ in range(2))
     with _on(tokens):
-        gpu_kernels.norm_modulate_backward(
+        kernels.norm_modulate_backward(
             *(grad.contiguous(), tokens, scale, stride, base, eps),
             *(grad_x, shift_shares, scale_shares, each),
         )
-        gpu_kernels.sum_shares(shift_shares, grad_shift)
-        gpu_kernels.sum_shares(scale_shares, grad_scale)
+        kernels.sum_shares(shift_shares, grad_shift)
+        kernels.sum_shares(scale_shares, grad_scale)
     return grad_x, grad_shift, grad_scale
 
 

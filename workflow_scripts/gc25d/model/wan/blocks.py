@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from gc25d.model.attention import attend
 from gc25d.model.config import WanConfig
-from gc25d.model.gpu import norms as gpu_norms
+from gc25d.model.gpu import norms
 from gc25d.model.rope import RopeTable, apply_rope
 from gc25d.model.text import TextContext
 
@@ -39,8 +39,8 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         """[..., dim] → the same shape and dtype."""
         weight, bias = self.weight.float(), self.bias.float()
-        if gpu_norms.fits(x):
-            return gpu_norms.norm_affine(x, weight, bias, self.eps)
+        if norms.fits(x):
+            return norms.norm_affine(x, weight, bias, self.eps)
         normed = functional.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps)
         return normed.to(x.dtype)
 
@@ -53,8 +53,8 @@ def by_frame(tokens: Tensor, frames: int) -> Tensor:
 
 def modulate(tokens: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
     """norm(x)·(1 + scale) + shift in float32: tokens [B, F·S, D], shift and scale [B, F, D]."""
-    if gpu_norms.fits(tokens):
-        return gpu_norms.norm_modulate(tokens, shift, scale, eps)
+    if norms.fits(tokens):
+        return norms.norm_modulate(tokens, shift, scale, eps)
     normed = functional.layer_norm(tokens.float(), tokens.shape[-1:], eps=eps)
     framed = by_frame(normed, shift.shape[1])
     modulated = torch.addcmul(shift.unsqueeze(2), framed, 1 + scale.unsqueeze(2))
@@ -108,8 +108,8 @@ class SelfAttention(Attention):
 
     def turned(self, norm: RmsNorm, x: Tensor, rope: RopeTable) -> Tensor:
         """Queries or keys [B, N, D], normed and rotated → [B, N, heads, d]."""
-        if gpu_norms.fits(x):
-            return self.split_heads(gpu_norms.norm_rope(x, norm.weight, rope, norm.eps))
+        if norms.fits(x):
+            return self.split_heads(norms.norm_rope(x, norm.weight, rope, norm.eps))
         return apply_rope(self.split_heads(norm(x)), rope)
 
 
