@@ -13,7 +13,7 @@ from gc25d.capture.synthetic.capture import capture_run, plan_run
 from gc25d.capture.synthetic.caster import FLOOR, cast, meet_floor
 from gc25d.capture.synthetic.shading import shade
 from gc25d.geometry.camera import project
-from gc25d.geometry.resample import fit_view, resample_cameras, resample_frames, resample_stencil
+from gc25d.geometry.resample import fit_crop, resample_cameras, resample_frames, resample_stencil
 from gc25d.prep.parts import LAST_STATIC, part_ids
 
 WIDTH, HEIGHT, FRAMES = 320, 240, 17
@@ -48,10 +48,10 @@ def truth(plan, frame, height, width):
 
 def prepared(folder, height, width):
     """Semantic ids and cameras of a run at another size, as prep makes them from its files."""
-    view = fit_view((HEIGHT, WIDTH), (height, width))
-    cameras = resample_cameras(read_cameras(folder), view)
+    crop = fit_crop((HEIGHT, WIDTH), (height, width))
+    cameras = resample_cameras(read_cameras(folder), crop)
     posed = read_skeletons(folder)
-    stencil = resample_stencil(read_stencil(folder, 0, FRAMES), view)
+    stencil = resample_stencil(read_stencil(folder, 0, FRAMES), crop)
     return part_ids(stencil, cameras, posed.capsules, posed.part), cameras
 
 
@@ -124,15 +124,15 @@ def test_resampled_pictures_are_what_the_resampled_camera_sees(captured, tilt):
     source = picture((spec.width, spec.height))
     fine = picture((4 * width, 4 * height)).astype(float)
     ideal = fine.reshape(height, 4, width, 4, 3).mean(axis=(1, 3))
-    view = fit_view((spec.height, spec.width), (height, width))
+    crop = fit_crop((spec.height, spec.width), (height, width))
     errors = {
         (dy, dx): np.abs(
-            resample_frames(np.roll(source, (dy, dx), axis=(0, 1))[None], view)[0] - ideal
+            resample_frames(np.roll(source, (dy, dx), axis=(0, 1))[None], crop)[0] - ideal
         ).mean()
         for dy in (-1, 0, 1)
         for dx in (-1, 0, 1)
     }
     best = errors.pop((0, 0))
     assert best < 0.8 * min(errors.values())
-    matrix = resample_cameras(camera.world_to_clip(spec.width, spec.height), view)
+    matrix = resample_cameras(camera.world_to_clip(spec.width, spec.height), crop)
     np.testing.assert_allclose(matrix, camera.world_to_clip(width, height), atol=1e-9)

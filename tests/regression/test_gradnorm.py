@@ -29,7 +29,7 @@ from gc25d.regression.gradnorm import (
     origin_of,
 )
 from gc25d.regression.refs import Measurement, read_refs, record, reference_of
-from gc25d.regression.synthetic import Shape, synthetic_batch
+from gc25d.regression.synthetic import BatchShape, synthetic_batch
 from gc25d.settings.cells import LEGAL
 
 CPU = torch.device("cpu")
@@ -197,7 +197,7 @@ def test_a_changed_fixture_has_another_digest(monkeypatch):
     assert build_fixture(FINETUNE, CPU).digest == digest
     dfsft = small_cell("wan_causal", "dfsft")
     changed = [
-        dataclasses.replace(FINETUNE, shape=Shape(frames=4)),
+        dataclasses.replace(FINETUNE, shape=BatchShape(frames=4)),
         dataclasses.replace(FINETUNE, model="wan_causal"),
         dfsft,
         dataclasses.replace(dfsft, arguments={"chunk_frames": 1}),
@@ -220,7 +220,7 @@ def test_freezing_is_no_other_fixture():
 
 
 def test_the_synthetic_batch_is_legal():
-    shape = Shape(batch=2, frames=3, height=4, width=6, prompts=3, text_len=8, text_dim=5)
+    shape = BatchShape(batch=2, frames=3, height=4, width=6, prompts=3, text_len=8, text_dim=5)
     batch = synthetic_batch(shape, 0)
     assert batch.latents.shape == (2, 48, 3, 4, 6)
     assert batch.sem_ids.shape == (2, 9, 64, 96)

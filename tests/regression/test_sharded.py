@@ -12,10 +12,10 @@ import torch
 from gc25d.methods.finetune import FinetuneMethod
 from gc25d.model.zoo import build_model, wan_config
 from gc25d.regression.gradnorm import block_zero, grad_norm
-from gc25d.regression.synthetic import Shape, synthetic_batch
+from gc25d.regression.synthetic import BatchShape, synthetic_batch
 from gc25d.regression.weights import randomise
 
-SHAPE = Shape(batch=2, frames=2, height=4, width=4, text_dim=16, text_len=8)
+SHAPE = BatchShape(batch=2, frames=2, height=4, width=4, text_dim=16, text_len=8)
 
 COMMON = """
 import dataclasses
@@ -30,11 +30,11 @@ from gc25d.dataset.batch import Batch
 from gc25d.methods.finetune import FinetuneMethod
 from gc25d.model.zoo import build_model, wan_config
 from gc25d.regression.gradnorm import block_zero, grad_norm
-from gc25d.regression.synthetic import Shape, synthetic_batch
+from gc25d.regression.synthetic import BatchShape, synthetic_batch
 from gc25d.regression.weights import randomise
 
 torch.set_num_threads(1)
-shape = Shape(batch=2, frames=2, height=4, width=4, text_dim=16, text_len=8)
+shape = BatchShape(batch=2, frames=2, height=4, width=4, text_dim=16, text_len=8)
 model = build_model(wan_config("tiny", "parts", 16), 0)
 randomise(model, 1)
 rank = int(os.environ["RANK"])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gc25d.capture.doom.player import HEADINGS, MAX_TURN, Player, Thing, View
+from gc25d.capture.doom.player import HEADINGS, MAX_TURN, Player, PlayerView, Thing
 from gc25d.capture.doom.prompts import prompt, text_key
 from gc25d.capture.raw.bodies import BODY_PARTS, boss_body, held_weapon
 
@@ -15,7 +15,7 @@ def play(view, cells=60, seed=0):
 
 def test_turns_have_names_and_limits():
     enemy = Thing(0.0, 100, hostile=True, seen=True)  # to the left
-    for action in play(View(0, 0, 0, True, [enemy], OPEN)):
+    for action in play(PlayerView(0, 0, 0, True, [enemy], OPEN)):
         assert abs(action.turn) <= MAX_TURN
         assert ("turn_left" in action.names) == (action.turn >= 0.5)
         assert ("turn_right" in action.names) == (action.turn <= -0.5)
@@ -23,30 +23,30 @@ def test_turns_have_names_and_limits():
 
 def test_shoots_only_with_a_weapon_at_an_enemy_ahead():
     enemy, item = Thing(300.0, 0, True, True), Thing(300.0, 0, False, True)
-    assert any("attack" in a.names for a in play(View(0, 0, 0, True, [enemy], OPEN)))
+    assert any("attack" in a.names for a in play(PlayerView(0, 0, 0, True, [enemy], OPEN)))
     for view in (
-        View(0, 0, 0, False, [enemy], OPEN),
-        View(0, 0, 180, True, [enemy], OPEN),
-        View(0, 0, 0, True, [item], OPEN),
+        PlayerView(0, 0, 0, False, [enemy], OPEN),
+        PlayerView(0, 0, 180, True, [enemy], OPEN),
+        PlayerView(0, 0, 0, True, [item], OPEN),
     ):
         assert not any("attack" in action.names for action in play(view))
 
 
 def test_does_not_walk_into_a_wall_when_roaming():
     room = tuple(20.0 if abs(heading) < 60 else 400.0 for heading in HEADINGS)
-    for action in play(View(0, 0, 0, True, [], room)):
+    for action in play(PlayerView(0, 0, 0, True, [], room)):
         assert "forward" not in action.names
 
 
 def test_leaves_a_place_where_it_is_stuck():
     wall = tuple(300.0 if heading == 90 else 100.0 for heading in HEADINGS)
     item = Thing(500.0, 0, hostile=False, seen=True)  # straight ahead, out of reach
-    actions = play(View(0, 0, 0, True, [item], wall), cells=20)
+    actions = play(PlayerView(0, 0, 0, True, [item], wall), cells=20)
     assert sum("turn_left" in action.names for action in actions) >= 5
 
 
 def test_decisions_are_a_function_of_the_seed():
-    view = View(0, 0, 0, True, [Thing(200.0, 50, True, True)], OPEN)
+    view = PlayerView(0, 0, 0, True, [Thing(200.0, 50, True, True)], OPEN)
     assert play(view, seed=3) == play(view, seed=3)
     assert play(view, seed=3) != play(view, seed=4)
 

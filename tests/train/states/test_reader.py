@@ -84,7 +84,8 @@ def test_what_every_process_saved_is_read_once(tmp_path: Path) -> None:
     halves = [Fragment("s/a:weight", (4,), i, torch.full((2,), float(i))) for i in (0, 2)]
     write(tmp_path, [[half, Fragment("s/a:step", (), 0, step.view(1))] for half in halves])
     table = state_table(stored(tmp_path))
-    assert [(span.start, span.stop) for span in table.spans["s/a:step"]] == [(0, 1), (0, 1)]
+    ranges = [(found.start, found.stop) for found in table.ranges["s/a:step"]]
+    assert ranges == [(0, 1), (0, 1)]
     assert read_whole(stored(tmp_path), "step")["s/a"].item() == 9.0
     assert read_whole(stored(tmp_path), "weight")["s/a"].tolist() == [0.0, 0.0, 2.0, 2.0]
     with pytest.raises(UserError, match="holds no ema"):

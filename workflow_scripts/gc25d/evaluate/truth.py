@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gc25d.capture.raw.format import read_frames, read_meta
 from gc25d.errors import UserError
-from gc25d.geometry.resample import fit_view, resample_frames
+from gc25d.geometry.resample import fit_crop, resample_frames
 from gc25d.shapes import RgbFrames
 
 
@@ -57,5 +57,5 @@ def recorded_frames(
     run_dir = find_run(raw_root, run_id)
     count, height, width = shape
     meta = read_meta(run_dir)
-    view = fit_view((meta.height, meta.width), (height, width))
-    return resample_frames(read_frames(run_dir, start, count), view), meta.fps
+    crop = fit_crop((meta.height, meta.width), (height, width))
+    return resample_frames(read_frames(run_dir, start, count), crop), meta.fps

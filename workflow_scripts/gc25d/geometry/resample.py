@@ -16,7 +16,7 @@ _REACH = 2  # of the bicubic filter to each side, in pixels of the coarser pictu
 
 
 @dataclass(frozen=True)
-class View:
+class ResizedCrop:
     """A box of the source picture (continuous pixel coordinates) scaled to the target's size."""
 
     source_hw: tuple[int, int]
@@ -56,7 +56,7 @@ class View:
         return f"{size}: {cropped}, the rest is scaled by {self.scale:.4g}"
 
 
-def fit_view(source_hw: tuple[int, int], target_hw: tuple[int, int]) -> View:
+def fit_crop(source_hw: tuple[int, int], target_hw: tuple[int, int]) -> ResizedCrop:
     """The largest centred box of the target's aspect; its sides may fall inside a pixel."""
     source_h, source_w = source_hw
     target_h, target_w = target_hw
@@ -64,35 +64,35 @@ def fit_view(source_hw: tuple[int, int], target_hw: tuple[int, int]) -> View:
         width, height = target_w * source_h / target_h, float(source_h)
     else:
         width, height = float(source_w), target_h * source_w / target_w
-    return View(
+    return ResizedCrop(
         source_hw, target_hw, (source_w - width) / 2, (source_h - height) / 2, width, height
     )
 
 
 def resample_frames(
-    frames: UInt8[np.ndarray, "T H W 3"], view: View
+    frames: UInt8[np.ndarray, "T H W 3"], crop: ResizedCrop
 ) -> UInt8[np.ndarray, "T h w 3"]:
     """Crop and scale, bicubic (a = −½); the filter's support grows with the shrink factor."""
-    height, width = view.target_hw
-    scaled = [resample_picture(Image.fromarray(frame), view) for frame in frames]
+    height, width = crop.target_hw
+    scaled = [resample_picture(Image.fromarray(frame), crop) for frame in frames]
     return np.stack(scaled) if scaled else np.empty((0, height, width, 3), np.uint8)
 
 
-def resample_picture(picture: Image.Image, view: View) -> UInt8[np.ndarray, "h w 3"]:
+def resample_picture(picture: Image.Image, crop: ResizedCrop) -> UInt8[np.ndarray, "h w 3"]:
     """`resample_frames` of one RGB picture.
 
     torch's kernel is Pillow's algorithm with weights of 16 bits in place of 32: five times as fast,
     the same on every processor, and off by one level in 1 of 100 values. It cannot start inside a
     pixel nor look beyond its input, so a box that asks for either is left to Pillow.
     """
-    _check((picture.height, picture.width), view)
-    if view.identity:
+    _check((picture.height, picture.width), crop)
+    if crop.identity:
         return np.asarray(picture)
-    height, width = view.target_hw
-    above = _margin(view.top, view.height, height, view.source_hw[0])
-    beside = _margin(view.left, view.width, width, view.source_hw[1])
+    height, width = crop.target_hw
+    above = _margin(crop.top, crop.height, height, crop.source_hw[0])
+    beside = _margin(crop.left, crop.width, width, crop.source_hw[1])
     if above is None or beside is None:
-        return np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC, box=view.box))
+        return np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC, box=crop.box))
     (rows, top, bottom), (columns, left, right) = above, beside
     pixels = torch.from_numpy(np.array(picture.crop((left, top, right, bottom))))[None]
     # seen so, the pixels lie as channels_last wants them, and the scaled ones too
@@ -124,12 +124,12 @@ def _margin(start: float, extent: float, target: int, source: int) -> tuple[int,
 
 
 def resample_stencil(
-    stencil: UInt8[np.ndarray, "*T H W"], view: View
+    stencil: UInt8[np.ndarray, "*T H W"], crop: ResizedCrop
 ) -> UInt8[np.ndarray, "*T h w"]:
     """Crop and scale by the nearest source pixel: the one under the target pixel's centre."""
-    _check(stencil.shape[-2:], view)
-    rows = _nearest(view.top, view.height, view.target_hw[0], view.source_hw[0])
-    columns = _nearest(view.left, view.width, view.target_hw[1], view.source_hw[1])
+    _check(stencil.shape[-2:], crop)
+    rows = _nearest(crop.top, crop.height, crop.target_hw[0], crop.source_hw[0])
+    columns = _nearest(crop.left, crop.width, crop.target_hw[1], crop.source_hw[1])
     return stencil.take(rows, axis=-2).take(columns, axis=-1)
 
 
@@ -139,25 +139,25 @@ def _nearest(start: float, extent: float, target: int, source: int) -> np.ndarra
 
 
 def resample_cameras(
-    world_to_clip: Float64[np.ndarray, "*batch 4 4"], view: View
+    world_to_clip: Float64[np.ndarray, "*batch 4 4"], crop: ResizedCrop
 ) -> Float64[np.ndarray, "*batch 4 4"]:
     """The cameras of the cropped and scaled picture: an affine map of clip x and y.
 
     With ndc = 2u/W − 1 and the crop's u' = (u − left)·W'/width:
     ndc_x' = ndc_x·W/width + (W − 2·left)/width − 1, and likewise for y, which points up.
     """
-    source_h, source_w = view.source_hw
-    crop = np.eye(4)
-    crop[0, 0] = source_w / view.width
-    crop[3, 0] = (source_w - 2 * view.left) / view.width - 1
-    crop[1, 1] = source_h / view.height
-    crop[3, 1] = 1 - (source_h - 2 * view.top) / view.height
-    return np.asarray(world_to_clip @ crop)
+    source_h, source_w = crop.source_hw
+    affine = np.eye(4)
+    affine[0, 0] = source_w / crop.width
+    affine[3, 0] = (source_w - 2 * crop.left) / crop.width - 1
+    affine[1, 1] = source_h / crop.height
+    affine[3, 1] = 1 - (source_h - 2 * crop.top) / crop.height
+    return np.asarray(world_to_clip @ affine)
 
 
-def _check(found_hw: tuple[int, ...], view: View) -> None:
-    if tuple(found_hw) != view.source_hw:
+def _check(found_hw: tuple[int, ...], crop: ResizedCrop) -> None:
+    if tuple(found_hw) != crop.source_hw:
         raise UserError(
             f"picture of {found_hw[0]} by {found_hw[1]} (height by width), expected "
-            f"{view.source_hw[0]} by {view.source_hw[1]}: meta.json and the pictures disagree"
+            f"{crop.source_hw[0]} by {crop.source_hw[1]}: meta.json and the pictures disagree"
         )

@@ -57,10 +57,10 @@ def failed_runs(rows: Iterable[Row]) -> dict[str, str]:
     return dict(sorted(failed.items()))
 
 
-def picture_views(rows: Iterable[Row]) -> dict[str, str]:
+def picture_crops(rows: Iterable[Row]) -> dict[str, str]:
     """Run → what became of its pictures, sorted; rows of earlier versions do not say."""
-    views = {row["run"]: row["pictures"] for row in rows if "pictures" in row}
-    return dict(sorted(views.items()))
+    crops = {row["run"]: row["pictures"] for row in rows if "pictures" in row}
+    return dict(sorted(crops.items()))
 
 
 def build_rows(

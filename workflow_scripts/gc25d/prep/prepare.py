@@ -59,13 +59,13 @@ def prepare_run(
         log.warning("run %s is left out: %s", run_id, reason)
         prepared.rows.append({"run": run_id, "drop": True, "reason": reason})
         return prepared
-    log.info("run %s: pictures %s", run_id, run.view.summary)
-    if run.view.scale > 1:
+    log.info("run %s: pictures %s", run_id, run.crop.summary)
+    if run.crop.scale > 1:
         log.warning(
             "run %s: its pictures are stretched (%s), which adds no detail: capture larger ones, "
             "or lower geometry.height and geometry.width",
             run_id,
-            run.view.summary,
+            run.crop.summary,
         )
     with contextlib.closing(readings(run, run.clips(), workers)) as clips:
         for clip, latents in encoded(clips, load_codec):

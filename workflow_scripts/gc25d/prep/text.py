@@ -142,7 +142,7 @@ def build_table(prompts: Mapping[str, str], encoder: TextEncoder, length: int) -
     keys = tuple(sorted(texts))
     distinct = sorted(set(texts.values()))
     encoded = dict(zip(distinct, encoder.encode_all(distinct), strict=True))
-    dim = next(iter(encoded.values())).shape[1]
+    dim = encoded[texts[NULL_PROMPT]].shape[1]
     embeddings = torch.zeros(len(keys), length, dim, dtype=torch.bfloat16)
     lengths = torch.zeros(len(keys), dtype=torch.int64)
     for row, key in enumerate(keys):

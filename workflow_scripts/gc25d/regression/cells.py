@@ -8,7 +8,7 @@ from typing import Any
 from gc25d.dataset.draws import torch_seed
 from gc25d.model.weights.files import base_shapes
 from gc25d.model.zoo import SIZES, config_from_tensors
-from gc25d.regression.synthetic import Shape
+from gc25d.regression.synthetic import BatchShape
 from gc25d.settings.cells import LEGAL, TAUGHT
 
 CHUNK_FRAMES = 2  # the last of three latent frames is a shorter chunk of its own
@@ -21,7 +21,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 """What each method is given in its cells."""
 KEYS = 6
-REAL_SHAPE = Shape(batch=1, text_len=64, prompt_std=0.2)
+REAL_SHAPE = BatchShape(batch=1, text_len=64, prompt_std=0.2)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Cell:
     model: str
     method: str
     size: str = "tiny"
-    shape: Shape = field(default_factory=Shape)
+    shape: BatchShape = field(default_factory=BatchShape)
     rtol: float | None = None
     weights: str = ""
     """Folder of base weights; "" draws them."""
@@ -55,7 +55,7 @@ def small_cell(model: str, method: str) -> Cell:
     """A pair on a tiny model with drawn weights."""
     arguments = ARGUMENTS[method]
     if model == "matrixgame2":  # more parts share the norm, each moves it less
-        return Cell(model, method, shape=Shape(keys=KEYS), rtol=0.05, arguments=arguments)
+        return Cell(model, method, shape=BatchShape(keys=KEYS), rtol=0.05, arguments=arguments)
     return Cell(model, method, arguments=arguments)
 
 

@@ -14,7 +14,7 @@ KNOWN_IDS = (0, 1, 2, 3, 4, 5, 6, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21
 
 
 @dataclass(frozen=True)
-class Shape:
+class BatchShape:
     """Sizes of a fixture: B samples of F latent frames of h × w cells, P prompts of L tokens."""
 
     batch: int = 2
@@ -31,7 +31,7 @@ class Shape:
     """Keys of the keyboard; 0 makes no actions."""
 
 
-def synthetic_batch(shape: Shape, seed: int) -> Batch:
+def synthetic_batch(shape: BatchShape, seed: int) -> Batch:
     """A batch on the CPU, float32: noise latents, prompts of several lengths, blocky ids."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -59,12 +59,12 @@ def synthetic_batch(shape: Shape, seed: int) -> Batch:
     )
 
 
-def video_length(shape: Shape) -> int:
+def video_length(shape: BatchShape) -> int:
     """Video frames T of the latent frames."""
     return 4 * (shape.frames - 1) + 1
 
 
-def _blocky_ids(shape: Shape, whole: Callable[..., Tensor]) -> Tensor:
+def _blocky_ids(shape: BatchShape, whole: Callable[..., Tensor]) -> Tensor:
     """Ids uint8 [B, T, H, W] in blocks of 8 × 8 pixels, every class of `parts` likely there."""
     sides = 2 * shape.height, 2 * shape.width
     classes = whole(len(KNOWN_IDS), shape.batch, video_length(shape), *sides)

@@ -38,7 +38,7 @@ from gc25d.prep.index import (
     equal_clips,
     failed_runs,
     fingerprint,
-    picture_views,
+    picture_crops,
 )
 from gc25d.prep.store import tensor_names
 from gc25d.prep.text import cut_faults, read_table
@@ -80,7 +80,7 @@ def main(arguments: argparse.Namespace) -> None:
         {
             "counts": counts,
             "failed_runs": failed_runs(rows),
-            "pictures": picture_views(rows),
+            "pictures": picture_crops(rows),
             "faults": len(faults) + len(cut) + len(twins),
             "geometry": geometry,
             "steps_per_epoch": schedule.steps_per_epoch,

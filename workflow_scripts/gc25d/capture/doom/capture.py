@@ -9,9 +9,9 @@ import numpy as np
 from gc25d.capture.doom import recording
 from gc25d.capture.doom.engine import ENGINE, Game, Observation, open_game
 from gc25d.capture.doom.floorplan import draw_floorplan, wall_distances
-from gc25d.capture.doom.player import HEADINGS, Action, Player, View
+from gc25d.capture.doom.player import HEADINGS, HeldButtons, Player, PlayerView
 from gc25d.capture.doom.prompts import prompt, text_key
-from gc25d.capture.doom.recording import Moment
+from gc25d.capture.doom.recording import GameFrame
 from gc25d.capture.doom.stencil import classify_flats
 from gc25d.capture.doom.wad import MapPlan
 from gc25d.capture.raw.format import ClipTable, RawClip, RunMeta, latent_cells, write_run
@@ -19,7 +19,7 @@ from gc25d.capture.raw.run_spec import RunSpec
 from gc25d.errors import UserError
 
 _EPISODES_PER_CLIP = 8
-_STILL = Action(frozenset())
+_STILL = HeldButtons(frozenset())
 
 
 def capture_run(run_dir: Path, spec: RunSpec) -> None:
@@ -32,19 +32,19 @@ def capture_run(run_dir: Path, spec: RunSpec) -> None:
         plan = game.plan
         clips = list(_play(game, plan, spec))
     flats = classify_flats(plan, draw_floorplan(plan))
-    moments = [moment for clip, _ in clips for moment in clip]
+    frames = [frame for clip, _ in clips for frame in clip]
     keys = sorted({key for _, text in clips for key in text})
     write_run(
         run_dir,
-        frames=[moment.seen.rgb for moment in moments],
-        stencil=recording.stencils(moments, flats),
-        cameras=recording.cameras(moments),
-        skeletons=recording.skeletons(moments),
+        frames=[frame.seen.rgb for frame in frames],
+        stencil=recording.stencils(frames, flats),
+        cameras=recording.cameras(frames),
+        skeletons=recording.skeletons(frames),
         meta=RunMeta(
             fps=spec.fps,
             width=spec.width,
             height=spec.height,
-            ground_z=(recording.ground_height(moments),),
+            ground_z=(recording.ground_height(frames),),
             units="cm",
             projection="perspective",
             source="vizdoom",
@@ -64,7 +64,7 @@ def capture_run(run_dir: Path, spec: RunSpec) -> None:
 
 def _play(
     game: Game, plan: MapPlan, spec: RunSpec
-) -> Iterator[tuple[list[Moment], tuple[str, ...]]]:
+) -> Iterator[tuple[list[GameFrame], tuple[str, ...]]]:
     """The clips of a run, each from one episode, with the text key of every latent cell."""
     done, episode = 0, -1
     player, last = Player(np.random.default_rng(0)), None
@@ -83,10 +83,10 @@ def _play(
         if clip is None:
             last = None
             continue
-        moments, keys = clip
-        yield moments, keys
+        frames, keys = clip
+        yield frames, keys
         done += 1
-        last = None if _cleared(last, moments[-1]) else moments[-1]
+        last = None if _cleared(last, frames[-1]) else frames[-1]
 
 
 def _generator(spec: RunSpec, episode: int) -> np.random.Generator:
@@ -95,41 +95,41 @@ def _generator(spec: RunSpec, episode: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(entropy))
 
 
-def _start(game: Game, spec: RunSpec, episode: int) -> Moment | None:
+def _start(game: Game, spec: RunSpec, episode: int) -> GameFrame | None:
     game.start_episode(int(_generator(spec, episode).integers(2**31)))
     seen = game.step(_STILL, spec.tics_per_frame)
-    return None if seen is None else Moment(episode, seen)
+    return None if seen is None else GameFrame(episode, seen)
 
 
 def _record(
-    game: Game, plan: MapPlan, player: Player, spec: RunSpec, last: Moment
-) -> tuple[list[Moment], tuple[str, ...]] | None:
+    game: Game, plan: MapPlan, player: Player, spec: RunSpec, last: GameFrame
+) -> tuple[list[GameFrame], tuple[str, ...]] | None:
     """The frames of one clip after `last`, or None when the episode ends before its last frame.
 
-    An action is held through a latent cell: it leads *into* each of the cell's frames.
+    Buttons are held through a latent cell: they lead *into* each of the cell's frames.
     """
-    moments: list[Moment] = []
+    frames: list[GameFrame] = []
     keys = []
     for cell in range(latent_cells(spec.frames)):
-        frames = 1 if cell == 0 else 4
-        action = player.decide(_view(plan, last.seen), frames * spec.tics_per_frame)
-        keys.append(text_key(action.names))
-        for _ in range(frames):
-            seen = game.step(action, spec.tics_per_frame)
+        count = 1 if cell == 0 else 4
+        buttons = player.decide(_view(plan, last.seen), count * spec.tics_per_frame)
+        keys.append(text_key(buttons.names))
+        for _ in range(count):
+            seen = game.step(buttons, spec.tics_per_frame)
             if seen is None:
                 return None
-            last = Moment(last.episode, seen)
-            moments.append(last)
-    return moments, tuple(keys)
+            last = GameFrame(last.episode, seen)
+            frames.append(last)
+    return frames, tuple(keys)
 
 
-def _view(plan: MapPlan, seen: Observation) -> View:
+def _view(plan: MapPlan, seen: Observation) -> PlayerView:
     pose = seen.pose
     room = wall_distances(plan, (pose.x, pose.y), np.array(HEADINGS) + pose.angle)
-    return View(pose.x, pose.y, pose.angle, seen.armed, seen.things, room.tolist())
+    return PlayerView(pose.x, pose.y, pose.angle, seen.armed, seen.things, room.tolist())
 
 
-def _cleared(before: Moment, after: Moment) -> bool:
+def _cleared(before: GameFrame, after: GameFrame) -> bool:
     """Whether the last enemy fell."""
-    had, has = (any(thing.hostile for thing in moment.seen.things) for moment in (before, after))
+    had, has = (any(thing.hostile for thing in frame.seen.things) for frame in (before, after))
     return had and not has

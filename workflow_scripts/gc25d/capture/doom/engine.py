@@ -11,7 +11,7 @@ import numpy as np
 import vizdoom
 from jaxtyping import UInt8
 
-from gc25d.capture.doom.player import Action, Thing
+from gc25d.capture.doom.player import HeldButtons, Thing
 from gc25d.capture.doom.stencil import OWN_WEAPON
 from gc25d.capture.doom.wad import MapPlan, read_plan
 from gc25d.capture.doom.world import Pose
@@ -92,10 +92,10 @@ class Game:
         self._game.new_episode()
         self._game.send_game_command("god")
 
-    def step(self, action: Action, tics: int) -> Observation | None:
-        """Hold the action's buttons for some tics; None when the episode ended."""
-        held = [name in action.names for name in _BUTTONS]
-        self._game.make_action([*held, -action.turn], tics)
+    def step(self, buttons: HeldButtons, tics: int) -> Observation | None:
+        """Hold buttons for some tics; None when the episode ended."""
+        pressed = [name in buttons.names for name in _BUTTONS]
+        self._game.make_action([*pressed, -buttons.turn], tics)
         state = None if self._game.is_episode_finished() else self._game.get_state()
         return None if state is None else _observed(state)
 

@@ -33,7 +33,7 @@ class Thing:
 
 
 @dataclass(frozen=True)
-class View:
+class PlayerView:
     """What the player knows when it decides."""
 
     x: float
@@ -46,7 +46,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Action:
+class HeldButtons:
     """Buttons held during a cell."""
 
     names: frozenset[str]
@@ -66,19 +66,19 @@ class Player:
         self._last: tuple[float, float] | None = None
         self._walked = False
 
-    def decide(self, view: View, tics: int) -> Action:
-        """The action of a cell that lasts `tics` game tics."""
+    def decide(self, view: PlayerView, tics: int) -> HeldButtons:
+        """The buttons of a cell that lasts `tics` game tics."""
         if self._stuck(view):
             self._mood, self._left = "roam", int(self._generator.integers(2, 5))
         elif self._left == 0:
             self._change_mood(any(thing.hostile for thing in view.things))
         self._left -= 1
-        action = self._act(view, tics)
+        buttons = self._act(view, tics)
         self._last = view.x, view.y
-        self._walked = bool(action.names & {"forward", "backward"})
-        return action
+        self._walked = bool(buttons.names & {"forward", "backward"})
+        return buttons
 
-    def _stuck(self, view: View) -> bool:
+    def _stuck(self, view: PlayerView) -> bool:
         if self._last is None or not self._walked:
             return False
         return math.dist(self._last, (view.x, view.y)) < _STUCK
@@ -90,15 +90,15 @@ class Player:
         self._left = int(self._generator.integers(2, 6))
         self._side = int(self._generator.choice((-1, 1)))
 
-    def _act(self, view: View, tics: int) -> Action:
+    def _act(self, view: PlayerView, tics: int) -> HeldButtons:
         if self._mood == "look":
-            return _action(set(), self._side * MAX_TURN * 0.75)
+            return _buttons(set(), self._side * MAX_TURN * 0.75)
         target = _nearest(view, hostile=self._mood in ("hunt", "circle"))
         if self._mood == "roam" or target is None or _hidden(view, target):
             return self._roam(view, tics)
         return self._approach(view, target, tics)
 
-    def _roam(self, view: View, tics: int) -> Action:
+    def _roam(self, view: PlayerView, tics: int) -> HeldButtons:
         """Towards open space, with some drift."""
         scores = [
             min(room, _FAR) - _TURN_COST * abs(heading)
@@ -107,9 +107,9 @@ class Player:
         heading = HEADINGS[int(np.argmax(scores))]
         drift = float(self._generator.uniform(-1.0, 1.0))
         clear = view.room[HEADINGS.index(0)] > _NEAR_WALL
-        return _action({"forward"} if clear else set(), _clamp(heading / tics + drift, MAX_TURN))
+        return _buttons({"forward"} if clear else set(), _clamp(heading / tics + drift, MAX_TURN))
 
-    def _approach(self, view: View, target: Thing, tics: int) -> Action:
+    def _approach(self, view: PlayerView, target: Thing, tics: int) -> HeldButtons:
         off, distance = _bearing(view, target)
         turn = _clamp(off / tics, MAX_TURN) if abs(off) > _ALIGNED / 2 else 0.0
         names = set()
@@ -121,17 +121,17 @@ class Player:
             names.add("forward")
         elif distance < _CLOSE / 2:
             names.add("backward")
-        return _action(names, turn)
+        return _buttons(names, turn)
 
 
-def _action(names: set[str], turn: float) -> Action:
-    """An action whose turn has a name when it is one that people would notice."""
+def _buttons(names: set[str], turn: float) -> HeldButtons:
+    """Held buttons; a turn has a name when it is one that people would notice."""
     if abs(turn) >= 0.5:
         names = names | {"turn_left" if turn > 0 else "turn_right"}
-    return Action(frozenset(names), turn)
+    return HeldButtons(frozenset(names), turn)
 
 
-def _nearest(view: View, *, hostile: bool) -> Thing | None:
+def _nearest(view: PlayerView, *, hostile: bool) -> Thing | None:
     """The nearest of a kind; one that is seen before one that is not."""
 
     def rank(thing: Thing) -> tuple[bool, float]:
@@ -140,11 +140,11 @@ def _nearest(view: View, *, hostile: bool) -> Thing | None:
     return min((thing for thing in view.things if thing.hostile == hostile), key=rank, default=None)
 
 
-def _hidden(view: View, thing: Thing) -> bool:
+def _hidden(view: PlayerView, thing: Thing) -> bool:
     return not thing.seen and abs(_bearing(view, thing)[0]) < _HIDDEN
 
 
-def _bearing(view: View, thing: Thing) -> tuple[float, float]:
+def _bearing(view: PlayerView, thing: Thing) -> tuple[float, float]:
     """Degrees to turn left to face the thing (−180..180), and its distance."""
     dx, dy = thing.x - view.x, thing.y - view.y
     off = math.degrees(math.atan2(dy, dx)) - view.angle

@@ -30,16 +30,16 @@ _SIZES = {
 
 
 @dataclass(frozen=True)
-class Moment:
+class GameFrame:
     """One frame and the episode it belongs to."""
 
     episode: int
     seen: Observation
 
 
-def cameras(moments: Sequence[Moment]) -> Float64[np.ndarray, "F 4 4"]:
+def cameras(frames: Sequence[GameFrame]) -> Float64[np.ndarray, "F 4 4"]:
     """The camera of every frame."""
-    return np.stack([_camera(moment.seen) for moment in moments])
+    return np.stack([_camera(frame.seen) for frame in frames])
 
 
 def _camera(seen: Observation) -> Float64[np.ndarray, "4 4"]:
@@ -47,44 +47,44 @@ def _camera(seen: Observation) -> Float64[np.ndarray, "4 4"]:
     return camera(seen.pose, width, height)
 
 
-def stencils(moments: Sequence[Moment], flats: Flats) -> list[UInt8[np.ndarray, "H W"]]:
+def stencils(frames: Sequence[GameFrame], flats: Flats) -> list[UInt8[np.ndarray, "H W"]]:
     """The classes of every frame's pixels."""
     return [
         stencil_of(
-            moment.seen.labels,
-            moment.seen.objects,
+            frame.seen.labels,
+            frame.seen.objects,
             flats,
-            moment.seen.heights,
-            _camera(moment.seen),
-            moment.seen.pose.z,
+            frame.seen.heights,
+            _camera(frame.seen),
+            frame.seen.pose.z,
         )
-        for moment in moments
+        for frame in frames
     ]
 
 
-def ground_height(moments: Sequence[Moment]) -> float:
+def ground_height(frames: Sequence[GameFrame]) -> float:
     """Median over the frames of the floor under the player, cm."""
-    return float(np.median([moment.seen.floor for moment in moments])) * CM_UP
+    return float(np.median([frame.seen.floor for frame in frames])) * CM_UP
 
 
-def skeletons(moments: Sequence[Moment]) -> Skeletons:
+def skeletons(frames: Sequence[GameFrame]) -> Skeletons:
     """Capsules: the player's weapon, then one body for each monster that is ever seen.
 
     A body is absent (NaN) in the frames that do not show its monster.
     """
     slots: dict[tuple[int, int], int] = {}
-    for moment in moments:
-        for monster in moment.seen.monsters:
-            slots.setdefault((moment.episode, monster.identity), 1 + len(slots) * len(BODY_PARTS))
+    for frame in frames:
+        for monster in frame.seen.monsters:
+            slots.setdefault((frame.episode, monster.identity), 1 + len(slots) * len(BODY_PARTS))
     part = np.array([WEAPON_PART, *(BODY_PARTS * len(slots))], np.uint8)
-    capsules = np.full((len(moments), len(part), 7), np.nan, np.float32)
-    for posed, moment in zip(capsules, moments, strict=True):
-        pose = moment.seen.pose
-        if moment.seen.armed:
+    capsules = np.full((len(frames), len(part), 7), np.nan, np.float32)
+    for posed, frame in zip(capsules, frames, strict=True):
+        pose = frame.seen.pose
+        if frame.seen.armed:
             eye = to_world(np.array([pose.x, pose.y, pose.z]))
             posed[0] = held_weapon(eye, -pose.angle)
-        for monster in moment.seen.monsters:
-            first = slots[moment.episode, monster.identity]
+        for monster in frame.seen.monsters:
+            first = slots[frame.episode, monster.identity]
             posed[first : first + len(BODY_PARTS)] = _body(monster)
     return Skeletons(capsules, part)
 

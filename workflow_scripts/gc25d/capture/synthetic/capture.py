@@ -57,7 +57,7 @@ _RECIPES = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """Everything about a run but its pictures."""
 
     scene: Scene
@@ -104,7 +104,7 @@ def capture_run(run_dir: Path, spec: RunSpec) -> None:
     )
 
 
-def plan_run(spec: RunSpec) -> Plan:
+def plan_run(spec: RunSpec) -> RunPlan:
     """Place the scene, move the characters, follow them with the camera.
 
     Raises:
@@ -122,8 +122,8 @@ def plan_run(spec: RunSpec) -> Plan:
     played = list(act(scene, generator, lengths, spec.fps))
     moments = list(chain.from_iterable(moments for _, moments in played))
     stances = [moment.player for moment in moments]
-    keys = [text_key(action.names) for action, _ in played]
-    return Plan(
+    keys = [text_key(move.names) for move, _ in played]
+    return RunPlan(
         scene=scene,
         cameras=tuple(follow(recipe.rig, stances, recipe.ground_z, heading, spec.fps)),
         capsules=np.stack([_bodies(moment, recipe.ground_z) for moment in moments]),
@@ -132,7 +132,7 @@ def plan_run(spec: RunSpec) -> Plan:
     )
 
 
-def render(plan: Plan, spec: RunSpec, frame: int) -> tuple[UInt8[np.ndarray, "H W 3"], Cast]:
+def render(plan: RunPlan, spec: RunSpec, frame: int) -> tuple[UInt8[np.ndarray, "H W 3"], Cast]:
     """One frame's colours and what its pixels show."""
     film = Film(plan.cameras[frame], spec.width, spec.height)
     solids = plan.solids(frame)
@@ -157,7 +157,7 @@ def _color(part: int) -> Color:
     return COLORS[who][BODY[part - FIRST_PART[who]]]
 
 
-def _clip_table(plan: Plan, spec: RunSpec) -> ClipTable:
+def _clip_table(plan: RunPlan, spec: RunSpec) -> ClipTable:
     prompts = {key: prompt(key) for key in sorted(set(chain.from_iterable(plan.text_keys)))}
     clips = [RawClip(spec.frames * number, keys) for number, keys in enumerate(plan.text_keys)]
     return ClipTable(spec.frames, prompts, tuple(clips))

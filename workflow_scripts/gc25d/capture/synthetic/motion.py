@@ -1,4 +1,4 @@
-"""How the two characters move: the player by actions held through latent cells, the boss after it.
+"""How the two characters move: the player by moves kept up through latent cells, the boss after it.
 
 Everything follows from the scene and one seeded generator.
 """
@@ -25,10 +25,11 @@ _DETOURS = (0, 40, -40, 80, -80, 130, -130)  # degrees off its way, tried in thi
 
 
 @dataclass(frozen=True)
-class Action:
-    """Buttons held during a latent cell."""
+class Move:
+    """What the player does during a latent cell."""
 
     names: frozenset[str]
+    """Of the buttons held."""
     weight: float
     """How readily it is chosen."""
     forward: float = 0.0
@@ -39,22 +40,22 @@ class Action:
     """Of the turning speed, positive to the right."""
 
 
-ACTIONS = (
-    Action(frozenset(), 1),
-    Action(frozenset({"forward"}), 5, forward=1),
-    Action(frozenset({"forward", "turn_left"}), 3, forward=1, turn=-0.6),
-    Action(frozenset({"forward", "turn_right"}), 3, forward=1, turn=0.6),
-    Action(frozenset({"backward"}), 1, forward=-0.6),
-    Action(frozenset({"strafe_left"}), 1.5, right=-0.8),
-    Action(frozenset({"strafe_right"}), 1.5, right=0.8),
-    Action(frozenset({"turn_left"}), 1.5, turn=-1),
-    Action(frozenset({"turn_right"}), 1.5, turn=1),
-    Action(frozenset({"attack"}), 1.5),
-    Action(frozenset({"forward", "attack"}), 2, forward=1),
+MOVES = (
+    Move(frozenset(), 1),
+    Move(frozenset({"forward"}), 5, forward=1),
+    Move(frozenset({"forward", "turn_left"}), 3, forward=1, turn=-0.6),
+    Move(frozenset({"forward", "turn_right"}), 3, forward=1, turn=0.6),
+    Move(frozenset({"backward"}), 1, forward=-0.6),
+    Move(frozenset({"strafe_left"}), 1.5, right=-0.8),
+    Move(frozenset({"strafe_right"}), 1.5, right=0.8),
+    Move(frozenset({"turn_left"}), 1.5, turn=-1),
+    Move(frozenset({"turn_right"}), 1.5, turn=1),
+    Move(frozenset({"attack"}), 1.5),
+    Move(frozenset({"forward", "attack"}), 2, forward=1),
 )
 """What the player can do in a cell."""
 
-_KEEP = 8.0  # how many times as readily the last action is chosen again
+_KEEP = 8.0  # how many times as readily the last move is chosen again
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class Moment:
 
 def act(
     scene: Scene, generator: np.random.Generator, cells: Sequence[int], fps: float
-) -> Iterator[tuple[Action, list[Moment]]]:
-    """Each cell's action and the frames that it leads into.
+) -> Iterator[tuple[Move, list[Moment]]]:
+    """Each cell's move and the frames that it leads into.
 
     Args:
         scene: what to keep clear of.
@@ -77,15 +78,15 @@ def act(
         fps: frames a second.
     """
     now = _start(scene, generator)
-    action = ACTIONS[1]
+    move = MOVES[1]
     for frames in cells:
-        action = _choose(scene, generator, now, action, frames / fps)
+        move = _choose(scene, generator, now, move, frames / fps)
         moments = []
         for _ in range(frames):
-            player = _acted(now.player, action, 1 / fps)
+            player = _acted(now.player, move, 1 / fps)
             now = Moment(player, _follow(scene, now.boss, player, 1 / fps))
             moments.append(now)
-        yield action, moments
+        yield move, moments
 
 
 def _start(scene: Scene, generator: np.random.Generator) -> Moment:
@@ -98,18 +99,18 @@ def _start(scene: Scene, generator: np.random.Generator) -> Moment:
 
 
 def _choose(
-    scene: Scene, generator: np.random.Generator, now: Moment, last: Action, seconds: float
-) -> Action:
-    """An action that runs into nothing; the last one is kept most often."""
+    scene: Scene, generator: np.random.Generator, now: Moment, last: Move, seconds: float
+) -> Move:
+    """A move that runs into nothing; the last one is kept most often."""
     weights = np.array(
         [
-            action.weight
-            * (_KEEP if action is last else 1)
-            * _open(scene, _acted(now.player, action, seconds), now)
-            for action in ACTIONS
+            move.weight
+            * (_KEEP if move is last else 1)
+            * _open(scene, _acted(now.player, move, seconds), now)
+            for move in MOVES
         ]
     )
-    return ACTIONS[generator.choice(len(ACTIONS), p=weights / weights.sum())]
+    return MOVES[generator.choice(len(MOVES), p=weights / weights.sum())]
 
 
 def _open(scene: Scene, after: Stance, now: Moment) -> bool:
@@ -119,14 +120,14 @@ def _open(scene: Scene, after: Stance, now: Moment) -> bool:
     return apart > _APART and scene.clear(after.x, after.y, _REACH)
 
 
-def _acted(stance: Stance, action: Action, seconds: float) -> Stance:
-    """A character after holding `action`: it turns, then walks, and its limbs follow."""
-    yaw = stance.yaw + action.turn * _TURN * seconds
-    forward, right = action.forward * _WALK * seconds, action.right * _WALK * seconds
+def _acted(stance: Stance, move: Move, seconds: float) -> Stance:
+    """A character after `move`: it turns, then walks, and its limbs follow."""
+    yaw = stance.yaw + move.turn * _TURN * seconds
+    forward, right = move.forward * _WALK * seconds, move.right * _WALK * seconds
     x, y = _ahead(stance, yaw, forward)
     x, y = x - right * math.sin(math.radians(yaw)), y + right * math.cos(math.radians(yaw))
     moved = math.copysign(math.hypot(forward, right), forward)
-    strike = stance.strike + 2 * math.pi * _BLOWS * seconds if "attack" in action.names else 0.0
+    strike = stance.strike + 2 * math.pi * _BLOWS * seconds if "attack" in move.names else 0.0
     posed = _walked(stance, moved, seconds)
     return dataclasses.replace(posed, x=x, y=y, yaw=yaw, strike=strike)
 

@@ -28,8 +28,8 @@ from gc25d.capture.raw.tars import Series
 from gc25d.errors import UserError
 from gc25d.geometry.ground import ground_plane
 from gc25d.geometry.resample import (
-    View,
-    fit_view,
+    ResizedCrop,
+    fit_crop,
     resample_cameras,
     resample_picture,
     resample_stencil,
@@ -55,7 +55,7 @@ class RawRun:
     stencil: Series
     cameras: CameraFile
     skeletons: SkeletonFile
-    view: View
+    crop: ResizedCrop
     """From a captured picture to the clip's size."""
     block: int = 9
     """Frames that one process reads at once."""
@@ -72,18 +72,18 @@ class RawRun:
         pictures, stencil = index_frames(run_dir), index_stencil(run_dir)
         cameras, skeletons = CameraFile.open(run_dir), SkeletonFile.open(run_dir)
         check_counts(pictures, stencil, cameras, skeletons)
-        view = fit_view((meta.height, meta.width), (height, width))
+        crop = fit_crop((meta.height, meta.width), (height, width))
         table = read_clips(run_dir, frames)
         if not table.clips:
             raise UserError(
                 f"{run_dir}: clips_{frames}.json lists no clip: list some, or remove the run"
             )
-        return cls(run_dir, run_id, meta, table, pictures, stencil, cameras, skeletons, view)
+        return cls(run_dir, run_id, meta, table, pictures, stencil, cameras, skeletons, crop)
 
     @property
     def frames_shape(self) -> tuple[int, int, int, int]:
         """Shape [T, H, W, 3] of a clip's frames."""
-        return (self.table.frames, *self.view.target_hw, 3)
+        return (self.table.frames, *self.crop.target_hw, 3)
 
     @cached_property
     def blocks(self) -> list[tuple[int, int]]:
@@ -156,11 +156,11 @@ def read_block(run: RawRun, clip: RawClip, block: int, pictures: Pictures) -> st
         stencil = pictures.sem_ids[begin:end]
         shown = stencil_pictures(run.stencil, size, start, end - begin)
         for into, classes in zip(stencil, shown, strict=True):
-            into[:] = resample_stencil(classes, run.view)
+            into[:] = resample_stencil(classes, run.crop)
         pictures_shown = frame_pictures(run.frames, size, start, end - begin)
         for into, picture in zip(frames, pictures_shown, strict=True):
-            into[:] = resample_picture(picture, run.view)
-        cameras = resample_cameras(run.cameras.of(start, end - begin), run.view)
+            into[:] = resample_picture(picture, run.crop)
+        cameras = resample_cameras(run.cameras.of(start, end - begin), run.crop)
         skeletons = run.skeletons.of(start, end - begin)
         stencil[:] = part_ids(stencil, cameras, skeletons.capsules, skeletons.part)
     except (UserError, OSError, np.linalg.LinAlgError) as error:
@@ -175,7 +175,7 @@ def finish_clip(run: RawRun, clip: RawClip, sem_ids: SemIds, fault: str) -> Read
         return ReadClip(row | {"drop": True, "reason": fault})
     packed = pack_ids(sem_ids)
     cameras = run.cameras.of(clip.start, run.table.frames)
-    world_to_clip = np.ascontiguousarray(resample_cameras(cameras, run.view))
+    world_to_clip = np.ascontiguousarray(resample_cameras(cameras, run.crop))
     static = int(np.count_nonzero(sem_ids <= LAST_STATIC))
     row |= {
         "prompts": {key: run.prompt(key) for key in sorted(set(clip.text_keys))},
@@ -195,8 +195,8 @@ def _row(run: RawRun, clip: RawClip) -> Row:
         "clip_id": run.clip_id(clip),
         "run": run.run_id,
         "start": clip.start,
-        "shape": [run.table.frames, *run.view.target_hw],
-        "pictures": run.view.summary,
+        "shape": [run.table.frames, *run.crop.target_hw],
+        "pictures": run.crop.summary,
         "drop": False,
         "reason": "",
         "faults": listing_faults(clip, run.table.clips, run.table.frames),

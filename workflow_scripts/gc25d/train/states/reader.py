@@ -23,7 +23,7 @@ _NAMED = 5
 
 
 @dataclass(frozen=True)
-class Span:
+class StoredRange:
     """Where values `start` to `stop` of a flattened tensor lie."""
 
     start: int
@@ -38,7 +38,7 @@ class StateTable:
 
     folder: Path
     shapes: Mapping[str, tuple[int, ...]]
-    spans: Mapping[str, Sequence[Span]]
+    ranges: Mapping[str, Sequence[StoredRange]]
     """Of each tensor, by start; those of a tensor that every process saved overlap."""
 
 
@@ -46,7 +46,7 @@ class StateTable:
 class Copy:
     """Values of a file that go to a place in memory."""
 
-    span: Span
+    stored: StoredRange
     start: int
     stop: int
     into: Tensor
@@ -59,23 +59,25 @@ def state_table(state: StoredState) -> StateTable:
         UserError: a record is broken, a tensor has two shapes, or values of it are in no file.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    spans: defaultdict[str, list[Span]] = defaultdict(list)
+    ranges: defaultdict[str, list[StoredRange]] = defaultdict(list)
     for record in state.records:
         for place in read_record(state, record).fragments:
             name, shape = place.name, tuple(place.shape)
             if shapes.setdefault(name, shape) != shape:
                 raise UserError(f"{state.folder}: {name} is {shapes[name]} and {shape}")
-            spans[name].append(_span(state.folder, place))
-    ordered = {name: sorted(found, key=lambda span: span.start) for name, found in spans.items()}
+            ranges[name].append(_stored_range(state.folder, place))
+    ordered = {
+        name: sorted(found, key=lambda stored: stored.start) for name, found in ranges.items()
+    }
     for name, found in ordered.items():
         _covering(state.folder, name, found, 0, math.prod(shapes[name]))
     return StateTable(state.folder, shapes, ordered)
 
 
-def _span(folder: Path, place: Place) -> Span:
+def _stored_range(folder: Path, place: Place) -> StoredRange:
     start, stop = place.start, place.stop
     key = fragment_key(place.name, start, stop, whole=stop - start == place.size)
-    return Span(start, stop, folder / place.file, key)
+    return StoredRange(start, stop, folder / place.file, key)
 
 
 def load_state(
@@ -98,7 +100,7 @@ def load_state(
     by_file: defaultdict[Path, list[Copy]] = defaultdict(list)
     for fragment in fragments:
         for copy in _copies(table, fragment):
-            by_file[copy.span.file].append(copy)
+            by_file[copy.stored.file].append(copy)
     with ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(_read, by_file.items()):
             pass
@@ -142,28 +144,28 @@ def _check_names(table: StateTable, wanted: Mapping[str, tuple[int, ...]]) -> No
 
 def _copies(table: StateTable, fragment: Fragment) -> list[Copy]:
     """What to read for a fragment."""
-    spans = table.spans[fragment.name]
+    ranges = table.ranges[fragment.name]
     return [
-        Copy(span, start, stop, fragment.values[start - fragment.start : stop - fragment.start])
-        for span, start, stop in _covering(
-            table.folder, fragment.name, spans, fragment.start, fragment.stop
+        Copy(stored, start, stop, fragment.values[start - fragment.start : stop - fragment.start])
+        for stored, start, stop in _covering(
+            table.folder, fragment.name, ranges, fragment.start, fragment.stop
         )
     ]
 
 
 def _covering(
-    folder: Path, name: str, spans: Sequence[Span], start: int, stop: int
-) -> list[tuple[Span, int, int]]:
-    """The values that each span gives, so that `start` to `stop` is covered once.
+    folder: Path, name: str, ranges: Sequence[StoredRange], start: int, stop: int
+) -> list[tuple[StoredRange, int, int]]:
+    """The values that each range gives, so that `start` to `stop` is covered once.
 
     Raises:
         UserError: some are in no file.
     """
     found = []
-    for span in spans:
-        until = min(span.stop, stop)
-        if span.start <= start < until:
-            found.append((span, start, until))
+    for stored in ranges:
+        until = min(stored.stop, stop)
+        if stored.start <= start < until:
+            found.append((stored, start, until))
             start = until
     if start < stop:
         raise UserError(
@@ -187,14 +189,14 @@ def _slice(file: safe_open, path: Path, copy: Copy) -> Tensor:
     Raises:
         UserError: the part does not hold them, although its digest is right.
     """
-    start, stop = copy.start - copy.span.start, copy.stop - copy.span.start
+    start, stop = copy.start - copy.stored.start, copy.stop - copy.stored.start
     try:
-        values: Tensor = file.get_slice(copy.span.key)[start:stop]  # type: ignore[no-untyped-call]
+        values: Tensor = file.get_slice(copy.stored.key)[start:stop]  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise UserError(f"{path}: {error}, but its record lists it: delete {path.parent}") from None
     if values.shape != copy.into.shape:
         raise UserError(
-            f"{path}: {copy.span.key} holds {tuple(values.shape)} of the values {start} to {stop} "
-            f"that its record says: delete {path.parent}"
+            f"{path}: {copy.stored.key} holds {tuple(values.shape)} of the values {start} to "
+            f"{stop} that its record says: delete {path.parent}"
         )
     return values
