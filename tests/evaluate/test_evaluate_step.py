@@ -187,7 +187,7 @@ def test_the_command_line(root, tmp_path, monkeypatch):
     line = ["--settings", "s", "--weights", "w", "--data", "d", "--raw-root", "r"]
     line += ["--out", "o", "--clips", "c", "--sheet", "p", "--log", "l"]
     monkeypatch.setattr(sys, "argv", ["evaluate", *line])
-    parsed = vars(evaluate._arguments())
+    parsed = vars(evaluate.parse_arguments())
     assert parsed.keys() == vars(arguments(root, tmp_path)).keys() | {"log"}
     assert parsed["scores"] is None
 

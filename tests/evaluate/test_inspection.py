@@ -122,7 +122,7 @@ def draw(monkeypatch):
     def draw(target: object, out: Path, *options: object) -> None:
         command = ["inspect", str(target), "--out", str(out), *map(str, options)]
         monkeypatch.setattr(sys, "argv", command)
-        inspect.main(inspect.parse())
+        inspect.main(inspect.parse_arguments())
 
     return draw
 

@@ -27,7 +27,7 @@ def call(monkeypatch, step, **arguments):
         values = value if isinstance(value, list) else [value]
         command += [f"--{name.replace('_', '-')}", *map(str, values)]
     monkeypatch.setattr(sys, "argv", command)
-    cli.run(step.main, step.parse())
+    cli.run(step.main, step.parse_arguments())
 
 
 @pytest.fixture

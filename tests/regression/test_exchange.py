@@ -289,10 +289,10 @@ def test_the_commands_parse_their_arguments(monkeypatch, tmp_path):
     file = theirs(tmp_path, {"test": {"CPU": 1.0}})
     refs = str(tmp_path / "refs")
     monkeypatch.setattr(sys, "argv", ["import_refs", "--refs", refs, str(file)])
-    import_refs.main(import_refs._arguments())
+    import_refs.main(import_refs.parse_arguments())
     written = tmp_path / "refs/CPU.json"
     monkeypatch.setattr(
         sys, "argv", ["export_refs", "--out", str(tmp_path / "out.json"), str(written)]
     )
-    export_refs.main(export_refs._arguments())
+    export_refs.main(export_refs.parse_arguments())
     assert json.loads((tmp_path / "out.json").read_text()) == {"test": {"CPU": 1.0}}

@@ -22,7 +22,7 @@ from gc25d.prep.reading.read import RawRun, ReadClip, Row, reason_of
 from gc25d.prep.reading.readers import Reading, readings
 from gc25d.prep.store import digest_tensor
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -56,12 +56,12 @@ def prepare_run(
         run = RawRun.open(run_dir, run_id, frames, height, width)
     except (UserError, OSError) as error:
         reason = reason_of(error, run_dir, run_id)
-        log.warning("run %s is left out: %s", run_id, reason)
+        logger.warning("run %s is left out: %s", run_id, reason)
         prepared.rows.append({"run": run_id, "drop": True, "reason": reason})
         return prepared
-    log.info("run %s: pictures %s", run_id, run.crop.summary)
+    logger.info("run %s: pictures %s", run_id, run.crop.summary)
     if run.crop.scale > 1:
-        log.warning(
+        logger.warning(
             "run %s: its pictures are stretched (%s), which adds no detail: capture larger ones, "
             "or lower geometry.height and geometry.width",
             run_id,
@@ -114,7 +114,7 @@ def _add(prepared: PreparedRun, clip: ReadClip, latents: Tensor | None) -> None:
     if latents is not None:
         check_finite(latents, f"clip {row['clip_id']}: latents", "check the codec's weights")
     if row["drop"]:
-        log.warning("clip %s is dropped: %s", row["clip_id"], row["reason"])
+        logger.warning("clip %s is dropped: %s", row["clip_id"], row["reason"])
     elif latents is not None and clip.packed_ids is not None:
         name = row["clip_id"]
         prepared.latents[name] = latents

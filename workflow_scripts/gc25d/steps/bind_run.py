@@ -49,10 +49,15 @@ def main(arguments: argparse.Namespace) -> None:
     write_json(arguments.out, {**binding, **contents})
 
 
-if __name__ == "__main__":
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--ready", type=Path, required=True)
     parser.add_argument("--dataset", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    cli.run(main, parser.parse_args())
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main, parse_arguments())

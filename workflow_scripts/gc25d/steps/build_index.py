@@ -46,7 +46,7 @@ from gc25d.records import read_jsonl, write_json, write_jsonl
 from gc25d.settings.steps import IndexStep, load_step
 from gc25d.steps import cli
 
-log = logging.getLogger("gc25d")
+logger = logging.getLogger(__name__)
 
 _NAMED = 5
 """Faults that the warning names; the log has all of them."""
@@ -87,7 +87,7 @@ def main(arguments: argparse.Namespace) -> None:
             "fingerprint": fingerprint(index, geometry, digest_file(arguments.table)),
         },
     )
-    log.info("%s, %d steps an epoch", counts, schedule.steps_per_epoch)
+    logger.info("%s, %d steps an epoch", counts, schedule.steps_per_epoch)
 
 
 def read_rows(paths: Iterable[Path]) -> Iterator[Row]:
@@ -107,13 +107,13 @@ def report_faults(faults: Mapping[str, str], strict: bool) -> None:
         UserError: lists the faults.
     """
     for name, reason in faults.items():
-        log.info("fault: %s: %s", name, reason)
+        logger.info("fault: %s: %s", name, reason)
     if strict:
         refuse_faults(faults)
     if faults:
         listed = "; ".join(f"{name}: {reason}" for name, reason in list(faults.items())[:_NAMED])
         more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
-        log.warning("faults (%d): %s%s", len(faults), listed, more)
+        logger.warning("faults (%d): %s%s", len(faults), listed, more)
 
 
 def check_files(root: Path, index: Sequence[Row]) -> None:
@@ -152,7 +152,7 @@ def check_keys(index: Sequence[Row], keys: Sequence[str]) -> None:
             )
 
 
-def parse() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = cli.parser(__doc__)
     parser.add_argument("--settings", type=Path, required=True)
@@ -165,4 +165,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    cli.run(main, parse())
+    cli.run(main, parse_arguments())

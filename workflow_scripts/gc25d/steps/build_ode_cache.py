@@ -100,14 +100,19 @@ def _device(gpus: int, place: Place) -> torch.device:
     return torch.device("cuda", place.local_rank)
 
 
-if __name__ == "__main__":
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
-    for name in ("settings", "data"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
     train_arguments.add_reads(parser)
-    for name in ("batch", "gpus"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    given = parser.parse_args()
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--gpus", type=int, required=True)
+    arguments = parser.parse_args()
     if (own_place() or Place()).rank:
-        given.log = None  # the first process has the file
-    cli.run(main, given)
+        arguments.log = None  # the first process has the file
+    return arguments
+
+
+if __name__ == "__main__":
+    cli.run(main, parse_arguments())

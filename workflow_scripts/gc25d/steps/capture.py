@@ -20,6 +20,8 @@ from gc25d.errors import UserError
 from gc25d.settings.steps import CaptureStep, load_step
 from gc25d.steps import cli
 
+logger = logging.getLogger(__name__)
+
 
 def main(arguments: argparse.Namespace) -> None:
     """Capture and write the run."""
@@ -35,7 +37,7 @@ def main(arguments: argparse.Namespace) -> None:
         tics_per_frame=step.capture.tics_per_frame,
     )
     _capture_run(step.capture.source)(arguments.out, spec)
-    logging.getLogger(__name__).info("%s: %d clips", arguments.out, spec.clips)
+    logger.info("%s: %d clips", arguments.out, spec.clips)
 
 
 def _capture_run(source: str) -> Callable[[Path, RunSpec], None]:
@@ -56,7 +58,8 @@ def _number(run: str) -> int:
     return int(found[1])
 
 
-def _arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="CaptureStep JSON")
     parser.add_argument("--scene", required=True, help="scene of the settings' source")
@@ -66,4 +69,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    cli.run(main, _arguments())
+    cli.run(main, parse_arguments())

@@ -85,7 +85,8 @@ def _failure(verdict: Verdict) -> str:
     )
 
 
-def _arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="regression settings, JSON")
     parser.add_argument("--device", required=True, help="device key: CPU, L40S, H200, ...")
@@ -97,4 +98,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    cli.run(main, _arguments())
+    cli.run(main, parse_arguments())

@@ -19,7 +19,7 @@ from gc25d.errors import UserError
 from gc25d.full_disk import full_disk, is_disk_full
 from gc25d.train.processes.signals import EXIT_STATUS, Preempted
 
-logger = logging.getLogger("gc25d")
+logger = logging.getLogger(__name__)
 
 NOT_LOST = "Nothing is lost: results are renamed into place only when they are whole."
 

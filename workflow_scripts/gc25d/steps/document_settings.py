@@ -28,7 +28,12 @@ def main(arguments: argparse.Namespace) -> None:
         write_text(arguments.root / name, text)
 
 
-if __name__ == "__main__":
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
     parser.add_argument("--root", type=Path, default=Path())
-    cli.run(main, parser.parse_args())
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main, parse_arguments())

@@ -25,7 +25,7 @@ from gc25d.records import read_jsonl
 from gc25d.settings.steps import TextStep, load_step
 from gc25d.steps import cli
 
-log = logging.getLogger("gc25d")
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -38,11 +38,11 @@ def main(arguments: argparse.Namespace) -> None:
         table = build_table(prompts, encoder, text.length)
     write_table(arguments.out, table)
     for name, reason in cut_faults(table).items():
-        log.info("%s: %s", name, reason)
-    log.info("%d prompts of at most %d tokens", len(table.keys), int(table.lengths.max()))
+        logger.info("%s: %s", name, reason)
+    logger.info("%d prompts of at most %d tokens", len(table.keys), int(table.lengths.max()))
 
 
-def parse() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = cli.parser(__doc__)
     parser.add_argument("--settings", type=Path, required=True)
@@ -52,4 +52,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    cli.run(main, parse())
+    cli.run(main, parse_arguments())

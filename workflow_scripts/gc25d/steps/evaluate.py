@@ -54,7 +54,7 @@ from gc25d.steps import cli, train_arguments
 from gc25d.tensors import read_metadata
 from gc25d.workflow.data_lock import reading
 
-log = logging.getLogger("gc25d")
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -70,7 +70,7 @@ def main(arguments: argparse.Namespace) -> None:
         dataset = _dataset(arguments.data, settings.geometry)
         clip_ids = choose_clips(dataset, chosen.clips, chosen.n)
         with claimed_device() as device:
-            log.info("%s: %d clips on %s", arguments.weights, len(clip_ids), device)
+            logger.info("%s: %d clips on %s", arguments.weights, len(clip_ids), device)
             evaluator = _evaluator(arguments, settings, dataset, torch.device(device))
             _evaluate(arguments, settings, evaluator, clip_ids)
 
@@ -82,13 +82,13 @@ def _evaluate(
     started = time.perf_counter()
     origin = _origin(arguments)
     sheets, clips, scores, ceilings = [], [], [], []
-    for clip in evaluator.run(clip_ids, log.info):
+    for clip in evaluator.run(clip_ids, logger.info):
         sheets.append(_write_clip(arguments.clips, clip))
         clips.append(clip_result(clip.scores, clip.ceiling, clip.sampling_s))
         scores.append(clip.scores)
         ceilings.append(clip.ceiling)
         means = clip.scores.means
-        log.info("%s: %.2f dB, SSIM %.3f", clip.clip_id, means.psnr, means.ssim)
+        logger.info("%s: %.2f dB, SSIM %.3f", clip.clip_id, means.psnr, means.ssim)
     write_png(arguments.sheet, stack_sheets(sheets))
     if arguments.scores:
         save_png(arguments.scores, scores_figure(scores, ceilings))
@@ -101,7 +101,7 @@ def _evaluate(
         seconds=time.perf_counter() - started,
     )
     write_json(arguments.out, metrics)
-    log.info("mean %.2f dB, SSIM %.3f", metrics["psnr"], metrics["ssim"])
+    logger.info("mean %.2f dB, SSIM %.3f", metrics["psnr"], metrics["ssim"])
 
 
 def _dataset(data: Path, geometry: Geometry) -> ClipDataset:
@@ -149,7 +149,7 @@ def _origin(arguments: argparse.Namespace) -> dict[str, Any]:
     trained = metadata.get("data_fingerprint", "")
     found = read_json(arguments.data / "READY")["fingerprint"]
     if trained != found:
-        log.warning("%s was trained on other data than %s", arguments.weights, arguments.data)
+        logger.warning("%s was trained on other data than %s", arguments.weights, arguments.data)
     return {
         "step": int(metadata.get("step", 0)),
         "weights_sha256": digest_file(arguments.weights),
@@ -158,14 +158,20 @@ def _origin(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
-    for name in ("settings", "weights", "data", "raw-root", "out", "clips", "sheet"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--raw-root", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--clips", type=Path, required=True)
+    parser.add_argument("--sheet", type=Path, required=True)
     parser.add_argument("--scores", type=Path)
     train_arguments.add_reads(parser)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    cli.run(main, _arguments())
+    cli.run(main, parse_arguments())

@@ -41,8 +41,13 @@ def starting_weights(settings: TrainStep) -> dict[str, torch.Tensor]:
     return {name: p.detach().to(torch.bfloat16) for name, p in start.named_parameters()}
 
 
-if __name__ == "__main__":
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = export_arguments.parser(__doc__)
-    for name in ("weights", "done"):
-        parser.add_argument(f"--{name}", type=Path, help="of the step; without: the start")
-    cli.run(main, parser.parse_args())
+    parser.add_argument("--weights", type=Path, help="of the step; without: the start")
+    parser.add_argument("--done", type=Path, help="of the step; without: the start")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main, parse_arguments())

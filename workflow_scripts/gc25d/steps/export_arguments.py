@@ -17,10 +17,11 @@ START = {"step": 0, "resumed_from": "", "resumed_step": 0}
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser for the arguments of both; `--done` is left to them."""
     made = cli.parser(doc)
-    for name in ("settings", "binding", "out"):
-        made.add_argument(f"--{name}", type=Path, required=True)
-    for name in ("dataset", "data-root"):
-        made.add_argument(f"--{name}", required=True)
+    made.add_argument("--settings", type=Path, required=True)
+    made.add_argument("--binding", type=Path, required=True)
+    made.add_argument("--out", type=Path, required=True)
+    made.add_argument("--dataset", required=True)
+    made.add_argument("--data-root", required=True)
     made.add_argument("--average", action="store_true", help="the weights are their moving average")
     return made
 

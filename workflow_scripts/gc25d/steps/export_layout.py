@@ -36,10 +36,16 @@ def main(arguments: argparse.Namespace) -> None:
     write_layout(arguments.layout, tensors, config, arguments.out, arguments.text_length)
 
 
-if __name__ == "__main__":
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
-    for name in ("export", "report", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--export", type=Path, required=True)
+    parser.add_argument("--report", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layout", choices=LAYOUTS, required=True)
     parser.add_argument("--text-length", type=int, required=True)
-    cli.run(main, parser.parse_args())
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main, parse_arguments())

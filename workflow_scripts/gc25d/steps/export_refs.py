@@ -28,7 +28,8 @@ def main(arguments: argparse.Namespace) -> None:
     logger.info("%s: %d cells of %d devices", arguments.out, len(norms), len(arguments.files))
 
 
-def _arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
     parser.add_argument("files", type=Path, nargs="+", help="<DEVICE>.json")
     parser.add_argument("--out", type=Path, required=True, help="JSON {test: {device: norm}}")
@@ -37,4 +38,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    cli.run(main, _arguments())
+    cli.run(main, parse_arguments())

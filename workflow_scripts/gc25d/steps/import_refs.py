@@ -43,7 +43,8 @@ def main(arguments: argparse.Namespace) -> None:
         logger.info("%s: %d cells imported, %d were there", device, added, kept)
 
 
-def _arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
     parser.add_argument("files", type=Path, nargs="+", help="JSON {test: {device: norm}}")
     parser.add_argument("--refs", type=Path, required=True, help="folder of <DEVICE>.json")
@@ -54,4 +55,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    cli.run(main, _arguments())
+    cli.run(main, parse_arguments())

@@ -142,7 +142,7 @@ def masked(inspected: Inspected, draw: tuple[int, int, int], coverage: Coverage)
     return replace(inspected, sem_ids=hidden)
 
 
-def parse() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = cli.parser(__doc__)
     parser.add_argument("target")
@@ -159,4 +159,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    cli.run(main, parse())
+    cli.run(main, parse_arguments())

@@ -74,8 +74,16 @@ def listed(values: Mapping[str, object]) -> str:
     )
 
 
-if __name__ == "__main__":
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
-    for name in ("settings", "binding", "data", "state", "weights"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    cli.run(main, parser.parse_args())
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--binding", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main, parse_arguments())

@@ -32,7 +32,8 @@ def main(arguments: argparse.Namespace) -> None:
     save_png(arguments.out, coverage_figure(curves))
 
 
-def _arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="the data set's folder")
     parser.add_argument("--clips", type=int, default=CLIPS, help="masked samples (default 100)")
@@ -42,4 +43,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    cli.run(main, _arguments())
+    cli.run(main, parse_arguments())

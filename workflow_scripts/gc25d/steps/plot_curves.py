@@ -33,7 +33,8 @@ def main(arguments: argparse.Namespace) -> None:
     save_png(arguments.out, figure)
 
 
-def _arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
     parser.add_argument("--train-log", type=Path, required=True, help="train_log.csv")
     parser.add_argument("--val-log", type=Path, required=True, help="val_log.csv; may be missing")
@@ -42,4 +43,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    cli.run(main, _arguments())
+    cli.run(main, parse_arguments())

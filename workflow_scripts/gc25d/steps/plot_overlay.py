@@ -37,13 +37,15 @@ def main(arguments: argparse.Namespace) -> None:
     write_png(arguments.out, overlay_figure(clips))
 
 
-def _arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
-    for name in ("data", "raw-root", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--raw-root", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--clips", type=int, default=CLIPS)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    cli.run(main, _arguments())
+    cli.run(main, parse_arguments())

@@ -39,7 +39,7 @@ from gc25d.tensors import write_tensors
 from gc25d.workflow.raw_record import states, write_record
 from gc25d.workflow.runs import present_files
 
-log = logging.getLogger("gc25d")
+logger = logging.getLogger(__name__)
 
 _ENCODER_BYTES = 12 << 30
 """Of GPU memory: 9 GiB for 81 frames of 480 x 832 (bench/results), and what starting takes."""
@@ -65,7 +65,7 @@ def main(arguments: argparse.Namespace) -> None:
     write_tensors(arguments.ids, prepared.ids, {})
     write_jsonl(arguments.rows, prepared.rows)
     dropped = sum(row["drop"] for row in prepared.rows)
-    log.info("%s: %d clips, %d dropped", arguments.run_id, len(prepared.latents), dropped)
+    logger.info("%s: %d clips, %d dropped", arguments.run_id, len(prepared.latents), dropped)
 
 
 def load_codec(settings: PrepStep, stack: contextlib.ExitStack) -> Codec:
@@ -79,7 +79,7 @@ def load_codec(settings: PrepStep, stack: contextlib.ExitStack) -> Codec:
     return codec_for(settings.codec, settings.codec_dir, device)
 
 
-def parse() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = cli.parser(__doc__)
     parser.add_argument("--settings", type=Path, required=True)
@@ -94,4 +94,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    cli.run(main, parse())
+    cli.run(main, parse_arguments())

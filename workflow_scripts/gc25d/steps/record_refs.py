@@ -44,7 +44,8 @@ def main(arguments: argparse.Namespace) -> None:
     logger.info("%s: %d cells recorded on %s", arguments.out, len(measured), origin.device_name)
 
 
-def _arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="regression settings, JSON")
     parser.add_argument("--device", required=True, help="device key: CPU, L40S, H200, ...")
@@ -53,4 +54,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    cli.run(main, _arguments())
+    cli.run(main, parse_arguments())

@@ -69,7 +69,12 @@ def make_absolute(link: Path, target: Path) -> None:
     replacing.replace(link)
 
 
-if __name__ == "__main__":
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = cli.parser(__doc__)
     parser.add_argument("--directory", type=Path, default=Path())
-    cli.run(main, parser.parse_args())
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main, parse_arguments())

@@ -30,7 +30,7 @@ from gc25d.train.processes import launch
 from gc25d.train.processes.signals import EXIT_STATUS
 from gc25d.workflow.data_lock import reading
 
-logger = logging.getLogger("gc25d")
+logger = logging.getLogger(__name__)
 
 LOCK_WAIT_S = 10.0
 
@@ -76,5 +76,10 @@ def start_processes(arguments: argparse.Namespace, passed_on: Sequence[str]) -> 
         sys.exit(status)
 
 
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    return train_arguments.parser(__doc__).parse_args()
+
+
 if __name__ == "__main__":
-    cli.run(main, train_arguments.parser(__doc__).parse_args())
+    cli.run(main, parse_arguments())

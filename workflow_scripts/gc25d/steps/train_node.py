@@ -18,15 +18,16 @@ def main(arguments: argparse.Namespace) -> None:
     sys.exit(run_processes(rank_command(arguments.passed_on), layout, arguments.node, meeting))
 
 
-if __name__ == "__main__":
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     place = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     place.add_argument("--node", type=int, required=True)
     place.add_argument("--address", required=True)
     place.add_argument("--port", type=int, required=True)
     found, passed_on = place.parse_known_args()
     arguments = train_arguments.parser(__doc__).parse_args(passed_on)
-    cli.run(
-        main,
-        argparse.Namespace(**vars(arguments), **vars(found), passed_on=passed_on),
-        append=True,
-    )
+    return argparse.Namespace(**vars(arguments), **vars(found), passed_on=passed_on)
+
+
+if __name__ == "__main__":
+    cli.run(main, parse_arguments(), append=True)

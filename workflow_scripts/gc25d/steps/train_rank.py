@@ -63,5 +63,10 @@ def rank() -> int:
     return (own_place() or Place()).rank
 
 
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    return train_arguments.parser(__doc__).parse_args()
+
+
 if __name__ == "__main__":
-    cli.run(main, train_arguments.parser(__doc__).parse_args(), rank=rank())
+    cli.run(main, parse_arguments(), rank=rank())

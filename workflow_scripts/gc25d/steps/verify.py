@@ -46,9 +46,16 @@ def main(arguments: argparse.Namespace) -> None:
     write_json(arguments.out, {**report, "forward_difference": difference})
 
 
-if __name__ == "__main__":
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = export_arguments.parser(__doc__)
-    for name in ("export", "weights", "probe", "done"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--export", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--probe", type=Path, required=True)
+    parser.add_argument("--done", type=Path, required=True)
     parser.add_argument("--step", type=int, required=True)
-    cli.run(main, parser.parse_args())
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main, parse_arguments())
