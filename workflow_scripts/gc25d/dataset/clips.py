@@ -7,7 +7,7 @@ import difflib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypedDict
+from typing import Self, TypedDict
 
 import numpy as np
 import torch
@@ -18,11 +18,11 @@ from gc25d.dataset.draws import uniforms
 from gc25d.dataset.masks import Coverage, HalfPlane, draw_planes, mask_ids
 from gc25d.errors import UserError
 from gc25d.prep.parts import UNKNOWN
+from gc25d.prep.rows import Digests, IndexRow, Split, read_index
 from gc25d.prep.store import clip_error, digest_tensor, read_tensor, unpack_ids
 from gc25d.prep.text import TABLE, TextTable, read_table
-from gc25d.records import read_json, read_jsonl
+from gc25d.records import read_json
 
-Split = Literal["train", "val"]
 _PLANE_UNIFORMS = 5
 
 
@@ -66,13 +66,13 @@ class ClipRow:
     """Path of its run's latents below the data folder."""
     ids: str
     """Path of its run's ids and cameras below the data folder."""
-    digests: dict[str, str]
+    digests: Digests
     """SHA-256 of `latents`, `ids` and `world_to_clip`."""
     ground_z: float | None
     """Height of the ground plane, cm."""
 
     @classmethod
-    def parse(cls, row: dict[str, Any]) -> Self:
+    def parse(cls, row: IndexRow) -> Self:
         """From a row of index/clips.jsonl."""
         return cls(
             row["clip_id"],
@@ -230,7 +230,7 @@ def _usable(path: Path, split: Split) -> tuple[ClipRow, ...]:
     if not path.exists():
         raise UserError(f"{path}: not found: build the data set first")
     rows = [
-        ClipRow.parse(row) for row in read_jsonl(path) if row["split"] == split and not row["drop"]
+        ClipRow.parse(row) for row in read_index(path) if row["split"] == split and not row["drop"]
     ]
     if not rows:
         raise UserError(f"{path}: no usable clip in the {split} split")

@@ -4,12 +4,11 @@ docs/dataset.md states the policy for each fault. Pure functions.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 from gc25d.capture.raw.format import RawClip
 from gc25d.errors import UserError
+from gc25d.prep.rows import RunRow
 
-Row = dict[str, Any]
 SHOWN = 50
 """Faults that one error lists; the log has all of them."""
 
@@ -46,13 +45,14 @@ def check_listing(clip: RawClip, listed: Iterable[RawClip]) -> None:
         )
 
 
-def find_faults(rows: Iterable[Row], buried: Collection[str]) -> dict[str, str]:
+def find_faults(rows: Iterable[RunRow], buried: Collection[str]) -> dict[str, str]:
     """Run or clip → what is wrong with it, sorted; a buried clip is nobody's fault any more."""
     faults: dict[str, str] = {}
     for row in rows:
-        name = str(row.get("clip_id", row["run"]))
-        reasons = [row["reason"]] if row["drop"] else []
-        reasons += row.get("faults", [])
+        name, reasons = row["run"], [row["reason"]] if row["drop"] else []
+        if "clip_id" in row:
+            name = row["clip_id"]
+            reasons += row.get("faults", [])
         if reasons and name not in buried:
             faults[name] = "; ".join(reasons)
     return dict(sorted(faults.items()))

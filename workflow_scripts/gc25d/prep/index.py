@@ -3,20 +3,21 @@
 import difflib
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from random import Random
-from typing import Any
+from typing import Literal
 
 from gc25d.errors import UserError
+from gc25d.prep.rows import Findings, IndexRow, PreparedClip, RunRow, Split
 from gc25d.prep.store import ids_file, latents_file
 from gc25d.records import canonical_json
 
-Row = dict[str, Any]
-_KEPT = ("clip_id", "run", "start", "drop", "reason", "flags", "text_keys", "digests", "ground_z")
-_OPTIONAL = ("faults", "static_share", "character_share")
-_FINGERPRINTED = ("clip_id", "split", "drop", "text_keys", "digests", "ground_z")
+_SPLITS: tuple[Split, ...] = ("train", "val")
+_FINGERPRINTED: tuple[
+    Literal["clip_id", "split", "drop", "text_keys", "digests", "ground_z"], ...
+] = ("clip_id", "split", "drop", "text_keys", "digests", "ground_z")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Choice:
     limit_seed: int
 
 
-def collect_prompts(rows: Iterable[Row]) -> dict[str, str]:
+def collect_prompts(rows: Iterable[RunRow]) -> dict[str, str]:
     """Text key → prompt over all clips.
 
     Raises:
@@ -40,7 +41,7 @@ def collect_prompts(rows: Iterable[Row]) -> dict[str, str]:
     """
     prompts: dict[str, str] = {}
     owners: dict[str, str] = {}
-    for row in rows:
+    for row in prepared_clips(rows):
         for key, text in row.get("prompts", {}).items():
             if prompts.setdefault(key, text) != text:
                 raise UserError(
@@ -51,21 +52,29 @@ def collect_prompts(rows: Iterable[Row]) -> dict[str, str]:
     return prompts
 
 
-def failed_runs(rows: Iterable[Row]) -> dict[str, str]:
+def prepared_clips(rows: Iterable[RunRow]) -> Iterator[PreparedClip]:
+    """The rows of clips, without those of runs that could not be read."""
+    for row in rows:
+        if "clip_id" in row:
+            yield row
+
+
+def failed_runs(rows: Iterable[RunRow]) -> dict[str, str]:
     """Run → reason of every run that could not be read at all, sorted."""
     failed = {row["run"]: row["reason"] for row in rows if "clip_id" not in row}
     return dict(sorted(failed.items()))
 
 
-def picture_crops(rows: Iterable[Row]) -> dict[str, str]:
+def picture_crops(rows: Iterable[RunRow]) -> dict[str, str]:
     """Run → what became of its pictures, sorted; rows of earlier versions do not say."""
-    crops = {row["run"]: row["pictures"] for row in rows if "pictures" in row}
+    clips = prepared_clips(rows)
+    crops = {row["run"]: row["pictures"] for row in clips if "pictures" in row}
     return dict(sorted(crops.items()))
 
 
 def build_rows(
-    rows: Sequence[Row], choice: Choice, shape: Sequence[int], prepared: str = ""
-) -> list[Row]:
+    rows: Sequence[RunRow], choice: Choice, shape: Sequence[int], prepared: str = ""
+) -> list[IndexRow]:
     """The rows of index/clips.jsonl, sorted by clip id.
 
     Args:
@@ -78,7 +87,7 @@ def build_rows(
         UserError: a clip occurs twice or has another shape, a named run or clip does not exist, or
             a split that is asked for has no usable clip.
     """
-    clips = sorted((row for row in rows if "clip_id" in row), key=lambda row: str(row["clip_id"]))
+    clips = sorted(prepared_clips(rows), key=lambda row: row["clip_id"])
     failed = failed_runs(rows)
     _check_unique(clips)
     _check_shapes(clips, list(shape))
@@ -86,24 +95,44 @@ def build_rows(
     unread = [clip for clip in choice.buried if clip.rpartition("__")[0] in failed]
     _check_named("prep.buried", choice.buried, {row["clip_id"] for row in clips}, unread)
     indexed = [_indexed(row, choice, PurePosixPath(prepared)) for row in clips]
-    for split in ("train", "val"):
+    for split in _SPLITS:
         _check_usable(split, indexed, failed)
     return _limited(indexed, choice.limit, choice.limit_seed) if choice.limit else indexed
 
 
-def _indexed(row: Row, choice: Choice, prepared: PurePosixPath) -> Row:
-    made = {key: row[key] for key in _KEPT} | {key: row[key] for key in _OPTIONAL if key in row}
-    made["split"] = "val" if row["run"] in choice.val_runs else "train"
-    made["paths"] = {
-        "latents": str(prepared / latents_file(row["run"])),
-        "ids": str(prepared / ids_file(row["run"])),
+def _indexed(row: PreparedClip, choice: Choice, prepared: PurePosixPath) -> IndexRow:
+    buried = row["clip_id"] in choice.buried and not row["drop"]
+    return {
+        "clip_id": row["clip_id"],
+        "run": row["run"],
+        "start": row["start"],
+        "drop": row["drop"] or buried,
+        "reason": "buried" if buried else row["reason"],
+        "flags": row["flags"],
+        "text_keys": row["text_keys"],
+        "digests": row["digests"],
+        "ground_z": row["ground_z"],
+        **_findings(row),
+        "split": "val" if row["run"] in choice.val_runs else "train",
+        "paths": {
+            "latents": str(prepared / latents_file(row["run"])),
+            "ids": str(prepared / ids_file(row["run"])),
+        },
     }
-    if row["clip_id"] in choice.buried and not row["drop"]:
-        made |= {"drop": True, "reason": "buried"}
-    return made
 
 
-def _limited(rows: Sequence[Row], limit: int, seed: int) -> list[Row]:
+def _findings(row: PreparedClip) -> Findings:
+    found: Findings = {}
+    if "faults" in row:
+        found["faults"] = row["faults"]
+    if "static_share" in row:
+        found["static_share"] = row["static_share"]
+    if "character_share" in row:
+        found["character_share"] = row["character_share"]
+    return found
+
+
+def _limited(rows: Sequence[IndexRow], limit: int, seed: int) -> list[IndexRow]:
     """The dropped rows, and `limit` usable rows of each split.
 
     A split is shuffled by `Random(seed)`, cut and sorted again.
@@ -112,7 +141,7 @@ def _limited(rows: Sequence[Row], limit: int, seed: int) -> list[Row]:
         UserError: a split has fewer.
     """
     kept = [row for row in rows if row["drop"]]
-    for split in ("train", "val"):
+    for split in _SPLITS:
         usable = [row for row in rows if row["split"] == split and not row["drop"]]
         if limit > len(usable):
             raise UserError(
@@ -121,10 +150,10 @@ def _limited(rows: Sequence[Row], limit: int, seed: int) -> list[Row]:
             )
         Random(seed).shuffle(usable)
         kept += usable[:limit]
-    return sorted(kept, key=lambda row: str(row["clip_id"]))
+    return sorted(kept, key=lambda row: row["clip_id"])
 
 
-def _check_unique(clips: Iterable[Row]) -> None:
+def _check_unique(clips: Iterable[PreparedClip]) -> None:
     twice = [clip for clip, count in Counter(row["clip_id"] for row in clips).items() if count > 1]
     if twice:
         raise UserError(
@@ -133,7 +162,7 @@ def _check_unique(clips: Iterable[Row]) -> None:
         )
 
 
-def _check_shapes(clips: Iterable[Row], shape: list[int]) -> None:
+def _check_shapes(clips: Iterable[PreparedClip], shape: list[int]) -> None:
     for row in clips:
         if row["shape"] != shape:
             raise UserError(
@@ -154,7 +183,7 @@ def _check_named(
             )
 
 
-def _check_usable(split: str, rows: Iterable[Row], failed: Mapping[str, str]) -> None:
+def _check_usable(split: str, rows: Iterable[IndexRow], failed: Mapping[str, str]) -> None:
     of_split = [row for row in rows if row["split"] == split]
     if all(row["drop"] for row in of_split):
         reasons = [row["reason"] for row in of_split] + list(failed.values())
@@ -165,13 +194,14 @@ def _check_usable(split: str, rows: Iterable[Row], failed: Mapping[str, str]) ->
         )
 
 
-def check_split(rows: Iterable[Row]) -> None:
+def check_split(rows: Iterable[IndexRow]) -> None:
     """Refuse an index in which validation has leaked into training.
 
     Raises:
         UserError: a run or a clip is in both splits.
     """
-    for kind in ("run", "clip_id"):
+    kinds: tuple[Literal["run", "clip_id"], ...] = ("run", "clip_id")
+    for kind in kinds:
         split_of: dict[str, str] = {}
         for row in rows:
             if split_of.setdefault(row[kind], row["split"]) != row["split"]:
@@ -180,7 +210,7 @@ def check_split(rows: Iterable[Row]) -> None:
                 )
 
 
-def equal_clips(rows: Iterable[Row]) -> list[tuple[str, str]]:
+def equal_clips(rows: Iterable[IndexRow]) -> list[tuple[str, str]]:
     """Pairs of a usable train and a usable val clip with the very same latents."""
     usable = [row for row in rows if not row["drop"]]
     train = {row["digests"]["latents"]: row["clip_id"] for row in usable if row["split"] == "train"}
@@ -191,7 +221,7 @@ def equal_clips(rows: Iterable[Row]) -> list[tuple[str, str]]:
     ]
 
 
-def count_clips(rows: Sequence[Row]) -> dict[str, int]:
+def count_clips(rows: Sequence[IndexRow]) -> dict[str, int]:
     """How many clips are in each split, dropped and usable."""
     usable = [row for row in rows if not row["drop"]]
     return {
@@ -204,7 +234,7 @@ def count_clips(rows: Sequence[Row]) -> dict[str, int]:
     }
 
 
-def fingerprint(rows: Iterable[Row], geometry: Mapping[str, int], table_digest: str) -> str:
+def fingerprint(rows: Iterable[IndexRow], geometry: Mapping[str, int], table_digest: str) -> str:
     """Digest of everything that a run trained on this data depends on: content only.
 
     Neither paths nor times nor reasons enter, so equal data have equal fingerprints anywhere.

@@ -18,8 +18,9 @@ from torch import Tensor
 from gc25d.errors import UserError
 from gc25d.finite import check_finite
 from gc25d.prep.encoders.dct import Codec
-from gc25d.prep.reading.read import RawRun, ReadClip, Row, reason_of
+from gc25d.prep.reading.read import RawRun, ReadClip, reason_of
 from gc25d.prep.reading.readers import Reading, readings
+from gc25d.prep.rows import RunRow
 from gc25d.prep.store import digest_tensor
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class PreparedRun:
 
     latents: dict[str, Tensor] = field(default_factory=dict)
     ids: dict[str, Tensor] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[RunRow] = field(default_factory=list)
 
 
 def prepare_run(

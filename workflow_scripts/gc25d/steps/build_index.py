@@ -31,7 +31,6 @@ from gc25d.files import digest_file
 from gc25d.prep.faults import find_faults, refuse_faults
 from gc25d.prep.index import (
     Choice,
-    Row,
     build_rows,
     check_split,
     count_clips,
@@ -40,9 +39,10 @@ from gc25d.prep.index import (
     fingerprint,
     picture_crops,
 )
+from gc25d.prep.rows import IndexRow, RunRow, read_run_rows
 from gc25d.prep.store import tensor_names
 from gc25d.prep.text import cut_faults, read_table
-from gc25d.records import read_jsonl, write_json, write_jsonl
+from gc25d.records import write_json, write_jsonl
 from gc25d.settings.steps import IndexStep, load_step
 from gc25d.steps import cli
 
@@ -90,12 +90,12 @@ def main(arguments: argparse.Namespace) -> None:
     logger.info("%s, %d steps an epoch", counts, schedule.steps_per_epoch)
 
 
-def read_rows(paths: Iterable[Path]) -> Iterator[Row]:
+def read_rows(paths: Iterable[Path]) -> Iterator[RunRow]:
     """All runs' rows without what the index does not keep; equal text keys share their memory."""
     for path in paths:
-        for row in read_jsonl(path):
-            row.pop("prompts", None)
-            if "text_keys" in row:
+        for row in read_run_rows(path):
+            if "clip_id" in row:
+                row.pop("prompts", None)
                 row["text_keys"] = [sys.intern(key) for key in row["text_keys"]]
             yield row
 
@@ -116,14 +116,14 @@ def report_faults(faults: Mapping[str, str], strict: bool) -> None:
         logger.warning("faults (%d): %s%s", len(faults), listed, more)
 
 
-def check_files(root: Path, index: Sequence[Row]) -> None:
+def check_files(root: Path, index: Sequence[IndexRow]) -> None:
     """Refuse an index whose tensor files lack one of its usable clips.
 
     Raises:
         UserError: names the clip and the file.
     """
     usable = [row for row in index if not row["drop"]]
-    paths = {path for row in usable for path in row["paths"].values()}
+    paths = {path for row in usable for path in (row["paths"]["latents"], row["paths"]["ids"])}
     held = {path: tensor_names(root / path) for path in sorted(paths)}
     for row in usable:
         latents, ids = row["paths"]["latents"], row["paths"]["ids"]
@@ -137,7 +137,7 @@ def check_files(root: Path, index: Sequence[Row]) -> None:
                 raise UserError(f"{root / path} lacks {name}: delete the file and rerun")
 
 
-def check_keys(index: Sequence[Row], keys: Sequence[str]) -> None:
+def check_keys(index: Sequence[IndexRow], keys: Sequence[str]) -> None:
     """Refuse an index with a text key that the table lacks.
 
     Raises:

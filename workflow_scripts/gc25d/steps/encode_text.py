@@ -20,8 +20,8 @@ from pathlib import Path
 
 from gc25d.devices import claimed_device
 from gc25d.prep.index import collect_prompts
+from gc25d.prep.rows import read_run_rows
 from gc25d.prep.text import build_table, cut_faults, encoder_for, write_table
-from gc25d.records import read_jsonl
 from gc25d.settings.steps import TextStep, load_step
 from gc25d.steps import cli
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 def main(arguments: argparse.Namespace) -> None:
     """Encode the prompts."""
     text = load_step(arguments.settings, TextStep).text
-    prompts = collect_prompts(row for path in arguments.rows for row in read_jsonl(path))
+    prompts = collect_prompts(row for path in arguments.rows for row in read_run_rows(path))
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(claimed_device()) if text.encoder == "umt5" else "cpu"
         encoder = encoder_for(text.encoder, text.length, text.dim, text.dir, device)

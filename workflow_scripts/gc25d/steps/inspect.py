@@ -19,7 +19,7 @@ Examples:
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -40,8 +40,8 @@ from gc25d.evaluate.panels import write_mp4, write_png
 from gc25d.evaluate.truth import find_run, recorded_frames, split_clip_id
 from gc25d.geometry.ground import ground_plane
 from gc25d.prep.parts import part_ids
+from gc25d.prep.rows import Split, read_index
 from gc25d.prep.store import read_tensor
-from gc25d.records import read_jsonl
 from gc25d.steps import cli
 
 COUNT = 240
@@ -113,7 +113,7 @@ def inspect_clip(clip_id: str, data: Path, raw_root: Path) -> tuple[Inspected, f
     return inspected, fps, sample.index
 
 
-def split_of(clip_id: str, data: Path) -> Any:
+def split_of(clip_id: str, data: Path) -> Split:
     """The clip's split; `train`, which names the nearest ids, when it is unknown.
 
     Raises:
@@ -122,7 +122,7 @@ def split_of(clip_id: str, data: Path) -> Any:
     path = data / "index/clips.jsonl"
     if not path.exists():
         raise UserError(f"{path}: not found: name a built data set with --data")
-    for row in read_jsonl(path):
+    for row in read_index(path):
         if row["clip_id"] == clip_id:
             if row["drop"]:
                 raise UserError(f"clip {clip_id} was dropped ({row['reason']}): inspect its run")

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -36,11 +36,10 @@ from gc25d.geometry.resample import (
 )
 from gc25d.prep.faults import check_listing, listing_faults
 from gc25d.prep.parts import LAST_STATIC, part_ids
+from gc25d.prep.rows import PreparedClip
 from gc25d.prep.store import digest_tensor, pack_ids
 from gc25d.prep.text import NULL_PROMPT
 from gc25d.shapes import RgbFrames, SemIds, WorldToClip
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class Pictures:
 class ReadClip:
     """What was read of a clip beside its pictures; of a dropped clip only the row."""
 
-    row: Row
+    row: PreparedClip
     packed_ids: np.ndarray | None = None
     """uint8 [bytes], see `gc25d.prep.store.pack_ids`."""
     world_to_clip: WorldToClip | None = None
@@ -189,7 +188,7 @@ def finish_clip(run: RawRun, clip: RawClip, sem_ids: SemIds, fault: str) -> Read
     return ReadClip(row, packed.numpy(), world_to_clip)
 
 
-def _row(run: RawRun, clip: RawClip) -> Row:
+def _row(run: RawRun, clip: RawClip) -> PreparedClip:
     """What is known of a clip before its pictures are read."""
     return {
         "clip_id": run.clip_id(clip),
