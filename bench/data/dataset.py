@@ -21,10 +21,11 @@ import torch
 
 from bench.common.report import print_table, write_result
 from gc25d.dataset.clips import ClipDataset, Rates
-from gc25d.dataset.ground_cells import CELL, CENTRE
+from gc25d.dataset.ground_cells import CENTRE
 from gc25d.dataset.masks import HalfPlane
 from gc25d.dataset.order import Schedule
 from gc25d.geometry.camera import look, perspective, pixel_centers, rotator_axes
+from gc25d.geometry.cells import CELL
 from gc25d.geometry.ground import ground_points
 from gc25d.prep.parts import LAST_STATIC, UNKNOWN
 from gc25d.prep.store import digest_tensor, ids_file, latents_file, pack_ids, read_tensor

@@ -13,10 +13,10 @@ from typing import Self, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from gc25d.geometry.cells import CELL
 from gc25d.geometry.ground import ground_matrix
 from gc25d.shapes import WorldToClip
 
-CELL = 4
 CENTRE = 2
 """A cell is sampled at its pixel (row 2, column 2)."""
 

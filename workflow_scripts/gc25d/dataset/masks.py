@@ -7,8 +7,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Float64, UInt8
 
-from gc25d.dataset.ground_cells import CELL, Box, GroundCells, Line
+from gc25d.dataset.ground_cells import Box, GroundCells, Line
 from gc25d.dataset.selection import furthest, weighted_quantile
+from gc25d.geometry.cells import CELL, count_by_cell
 from gc25d.prep.parts import LAST_STATIC, UNKNOWN
 from gc25d.shapes import SemIds, WorldToClip
 
@@ -103,7 +104,7 @@ def _calibrate(
     A cell's ground point counts as often as the cell has static pixels. No line at all when there
     is no such pixel.
     """
-    counts = {t: _static_pixels(sem_ids[t] <= LAST_STATIC) * ~missing[t] for t in frames}
+    counts = {t: count_by_cell(sem_ids[t] <= LAST_STATIC) * ~missing[t] for t in frames}
     seen = {t: found > 0 for t, found in counts.items()}
     weights = np.concatenate([counts[t][chosen] for t, chosen in seen.items()])
     if not weights.size:
@@ -132,7 +133,7 @@ def _hide(
         static = sem_ids[t] <= LAST_STATIC
         chosen = beyond[t]
         if cap < 1:
-            chosen = _shrunk(cells, int(t), lines, chosen, missing[t], _static_pixels(static), cap)
+            chosen = _shrunk(cells, int(t), lines, chosen, missing[t], count_by_cell(static), cap)
         hidden += _replace(sem_ids[t], static, chosen)
     return hidden
 
@@ -142,7 +143,12 @@ def _replace(
     static: Bool[np.ndarray, "H W"],
     cells: Bool[np.ndarray, "rows columns"],
 ) -> int:
-    """Make the `static` pixels of `cells` UNKNOWN in place; how many they are."""
+    """Make the `static` pixels of `cells` UNKNOWN in place; how many they are.
+
+    Four pixels are replaced at once, as one 32-bit word: a masked clip of 81×480×832 opens in 19 ms
+    (`first_frame`), 26 (`mean_frame`) or 42 (`capped`). With a cell's value repeated for each of
+    its pixels, which is the best of the plain ways, it takes 17, 13 or 10 % longer.
+    """
     if not cells.any():
         return 0
     rows, columns = box = _box(cells)
@@ -163,18 +169,6 @@ def _box(cells: Bool[np.ndarray, "rows columns"] | UInt8[np.ndarray, "rows colum
     """The rows and columns from the first to the last in which a cell is not 0; there is one."""
     rows, columns = (np.flatnonzero(cells.any(axis=axis)) for axis in (1, 0))
     return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
-
-
-def _static_pixels(static: Bool[np.ndarray, "H W"]) -> UInt8[np.ndarray, "rows columns"]:
-    """How many of each cell's 16 pixels are static."""
-    height, width = static.shape
-    rows = static.view(np.uint32).reshape(height // CELL, CELL, width // CELL)
-    columns = rows[:, 0] + rows[:, 1]  # four sums of at most 4 in the bytes of a word
-    columns += rows[:, 2]
-    columns += rows[:, 3]
-    columns *= np.uint32(0x01010101)  # the highest byte becomes the sum of all four
-    columns >>= np.uint32(24)
-    return columns.astype(np.uint8)
 
 
 def _shrunk(

@@ -7,7 +7,6 @@ Vocab: TypeAlias = Literal["parts", "ids"]
 VOCABS: tuple[Vocab, ...] = ("parts", "ids")
 
 PATCH = (1, 2, 2)  # latent frames, rows and columns of a token
-CELL = 4  # pixels a side of a semantic cell
 TOKEN_FRAMES = 4  # video frames of a token
 TOKEN_CELLS = 8  # semantic cells a side of a token: 2 latent cells of 16 pixels
 CELLS_PER_TOKEN = TOKEN_FRAMES * TOKEN_CELLS * TOKEN_CELLS

@@ -9,15 +9,13 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from gc25d.errors import UserError
-from gc25d.model.config import CELL, CELLS_PER_TOKEN, TOKEN_CELLS, TOKEN_FRAMES, Vocab
+from gc25d.geometry.cells import CELL, count_by_cell
+from gc25d.model.config import CELLS_PER_TOKEN, TOKEN_CELLS, TOKEN_FRAMES, Vocab
 from gc25d.shapes import SemIds
 
 Lut: TypeAlias = tuple[int, ...]
 
 UNKNOWN_ID = 255
-# Four pixels are one integer whose bytes are 0 or 1. The sum of a cell's four rows has bytes ≤ 4;
-# multiplying it by 0x01010101 leaves the sum of the bytes, ≤ 16, in the top byte.
-_ADD_BYTES, _TOP_BYTE = 0x01010101, 24
 _CACHED_PIXELS = 2**18
 OUTSIDE = 255  # class_lut's mark for an id that the vocabulary does not have
 
@@ -119,18 +117,15 @@ def count_cells_numpy(frames: SemIds, lut: Lut, classes: int) -> UInt8[np.ndarra
 
 def _count_piece(frames: SemIds, counts: UInt8[np.ndarray, "T h w K"], lut: Lut) -> None:
     """Write the counts of the classes that `frames` show."""
-    total, rows, columns, classes = counts.shape
     seen = 0
-    for index, identifiers in enumerate(_identifiers(lut, classes)):
+    for index, identifiers in enumerate(_identifiers(lut, counts.shape[-1])):
         hits = frames == identifiers[0]
         for identifier in identifiers[1:]:
             hits |= frames == identifier
         pixels = int(np.count_nonzero(hits))
         if pixels:
             seen += pixels
-            words = hits.view(np.uint32).reshape(total, rows, CELL, columns)
-            sums = words[:, :, 0] + words[:, :, 1] + words[:, :, 2] + words[:, :, 3]
-            counts[..., index] = (sums * np.uint32(_ADD_BYTES)) >> _TOP_BYTE
+            counts[..., index] = count_by_cell(hits)
     if seen != frames.size:
         _refuse_unknown(frames, lut)
 

@@ -32,12 +32,12 @@ from gc25d.capture.raw.format import (
     read_stencil,
 )
 from gc25d.dataset.clips import ClipDataset, Rates
-from gc25d.dataset.ground_cells import CELL
 from gc25d.dataset.masks import Coverage, mask_ids
 from gc25d.errors import UserError
 from gc25d.evaluate.inspection import Inspected, inspection_sheet, inspection_video
 from gc25d.evaluate.panels import write_mp4, write_png
 from gc25d.evaluate.truth import find_run, recorded_frames, split_clip_id
+from gc25d.geometry.cells import CELL
 from gc25d.geometry.ground import ground_plane
 from gc25d.prep.parts import part_ids
 from gc25d.prep.rows import Split, read_index
