@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from gc25d.capture.raw.format import ClipTable, RawClip, RunMeta, Skeletons, write_run
+from gc25d.capture.raw.format import ClipTable, RawClip, RunMeta, Skeletons
+from gc25d.capture.raw.write import write_run
 from gc25d.geometry.camera import look, perspective, rotator_axes
 from gc25d.records import write_json
 from gc25d.steps import build_index, encode_text, prep_run

@@ -4,7 +4,8 @@ import argparse
 
 import numpy as np
 
-from gc25d.capture.raw.format import ClipTable, RawClip, RunMeta, Skeletons, write_run
+from gc25d.capture.raw.format import ClipTable, RawClip, RunMeta, Skeletons
+from gc25d.capture.raw.write import write_run
 from gc25d.geometry.camera import look, perspective, rotator_axes
 from gc25d.records import write_json
 from gc25d.settings.steps import step_json, step_settings

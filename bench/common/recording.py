@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gc25d.capture.raw.format import ClipTable, RawClip, RunMeta, Skeletons, latent_cells, write_run
+from gc25d.capture.raw.format import ClipTable, RawClip, RunMeta, Skeletons, latent_cells
+from gc25d.capture.raw.write import write_run
 from gc25d.geometry.camera import look, perspective, project, rotator_axes
 
 # (forward, right, up) of both ends and the radius, cm; part

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from gc25d.capture.raw.format import ClipTable, RawClip, RunMeta, Skeletons, read_frames, write_run
+from gc25d.capture.raw.format import ClipTable, RawClip, RunMeta, Skeletons, read_frames
+from gc25d.capture.raw.write import write_run
 from gc25d.errors import UserError
 from gc25d.evaluate.truth import find_run, recorded_frames, split_clip_id
 

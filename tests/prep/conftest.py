@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gc25d.capture.raw.format import ClipTable, RawClip, RunMeta, Skeletons, write_run
+from gc25d.capture.raw.format import ClipTable, RawClip, RunMeta, Skeletons
+from gc25d.capture.raw.write import write_run
 from gc25d.dataset.clips import ClipDataset
 from gc25d.errors import UserError
 from gc25d.geometry.camera import look, perspective, rotator_axes

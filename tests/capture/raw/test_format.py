@@ -19,8 +19,8 @@ from gc25d.capture.raw.format import (
     read_meta,
     read_skeletons,
     read_stencil,
-    write_run,
 )
+from gc25d.capture.raw.write import write_run
 from gc25d.errors import UserError
 from gc25d.geometry.camera import look, perspective, rotator_axes
 

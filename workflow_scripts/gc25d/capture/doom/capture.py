@@ -14,8 +14,9 @@ from gc25d.capture.doom.prompts import prompt, text_key
 from gc25d.capture.doom.recording import GameFrame
 from gc25d.capture.doom.stencil import classify_flats
 from gc25d.capture.doom.wad import MapPlan
-from gc25d.capture.raw.format import ClipTable, RawClip, RunMeta, latent_cells, write_run
+from gc25d.capture.raw.format import ClipTable, RawClip, RunMeta, latent_cells
 from gc25d.capture.raw.run_spec import RunSpec
+from gc25d.capture.raw.write import write_run
 from gc25d.errors import UserError
 
 _EPISODES_PER_CLIP = 8

@@ -1,11 +1,10 @@
-"""One raw run on disk, read and written: tars, npz and JSON as `docs/raw-format.md` says.
+"""One raw run on disk, read: tars, npz and JSON as `docs/raw-format.md` says.
 
 Every fault of a run raises `UserError` with the run's folder and, where one is at fault, the frame.
 """
 
-import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -15,12 +14,12 @@ from jaxtyping import Float32, Float64, UInt8
 from PIL import Image
 from pydantic import Field, TypeAdapter, ValidationError
 
-from gc25d.capture.raw.arrays import frames_of, read_array, write_arrays
+from gc25d.capture.raw.arrays import frames_of, read_array
 from gc25d.capture.raw.checks import check_cameras, check_capsules, check_parts
-from gc25d.capture.raw.images import decode_stencil, encode_frame, encode_stencil, open_frame
-from gc25d.capture.raw.tars import Series, index_series, write_series
+from gc25d.capture.raw.images import decode_stencil, open_frame
+from gc25d.capture.raw.tars import Series, index_series
 from gc25d.errors import UserError
-from gc25d.records import read_json, write_json
+from gc25d.records import read_json
 
 _Read = TypeVar("_Read")
 _JPEG, _PNG = (".jpg", ".jpeg"), (".png",)
@@ -255,47 +254,6 @@ def check_counts(
             f"{frames.run_dir}: numbers of frames differ ({listed}; first numbers "
             f"{frames.first_number} and {stencil.first_number}): capture the run again"
         )
-
-
-def write_run(
-    run_dir: Path,
-    *,
-    frames: Iterable[UInt8[np.ndarray, "H W 3"]],
-    stencil: Iterable[UInt8[np.ndarray, "H W"]],
-    cameras: Float64[np.ndarray, "F 4 4"],
-    skeletons: Skeletons,
-    meta: RunMeta,
-    tables: Sequence[ClipTable],
-) -> None:
-    """Write a run: each file whole or not at all, `meta.json` last, equal input as equal bytes.
-
-    What an earlier run left in the folder goes first.
-    """
-    _clear(run_dir)
-    written = {
-        "frames": write_series(run_dir / "frames.tar", ".jpg", map(encode_frame, frames)),
-        "stencil": write_series(run_dir / "stencil.tar", ".png", map(encode_stencil, stencil)),
-        "cameras": len(cameras),
-        "skeletons": len(skeletons.capsules),
-    }
-    if len(set(written.values())) > 1:
-        raise ValueError(f"{run_dir}: numbers of frames differ: {written}")
-    write_arrays(run_dir / "cameras.npz", world_to_clip=np.asarray(cameras, np.float64))
-    write_arrays(
-        run_dir / "skeletons.npz",
-        capsules=np.asarray(skeletons.capsules, np.float32),
-        part=np.asarray(skeletons.part, np.uint8),
-    )
-    for table in tables:
-        write_json(run_dir / f"clips_{table.frames}.json", dataclasses.asdict(table))
-    heights = [None if math.isnan(z) else float(z) for z in meta.ground_z]
-    write_json(run_dir / "meta.json", {**dataclasses.asdict(meta), "ground_z": heights})
-
-
-def _clear(run_dir: Path) -> None:
-    for pattern in ("meta.json", "clips_*.json", "frames*.tar", "stencil*.tar", "*.npz"):
-        for path in run_dir.glob(pattern):
-            path.unlink()
 
 
 def _read_json(path: Path) -> Any:

@@ -21,9 +21,9 @@ from gc25d.capture.raw.format import (
     RunMeta,
     Skeletons,
     latent_cells,
-    write_run,
 )
 from gc25d.capture.raw.run_spec import RunSpec
+from gc25d.capture.raw.write import write_run
 from gc25d.capture.synthetic.bodies import COLORS, body, body_parts
 from gc25d.capture.synthetic.camera import Camera, Film
 from gc25d.capture.synthetic.caster import Cast, cast
