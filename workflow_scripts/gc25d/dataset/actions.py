@@ -28,7 +28,7 @@ class Actions(NamedTuple):
 
 
 def random_actions(batch: int, frames: int, keys: int, generator: torch.Generator) -> Actions:
-    """Keys held half the time and small movements, float32 on the CPU, for checks."""
+    """Random actions for checks, float32 on the CPU: a key is held with probability ½."""
     keyboard = torch.randint(2, (batch, frames, keys), generator=generator).float()
     return Actions(keyboard, 0.1 * torch.randn(batch, frames, 2, generator=generator))
 

@@ -85,7 +85,7 @@ class GroundCells:
         return functools.reduce(np.maximum, past)
 
     def above_horizon(self, frame: int, box: Box) -> Float64[np.ndarray, "R C"]:
-        """What grows with the height above the horizon, negative below it, for cells of `box`."""
+        """A measure of the height above the horizon (negative below it) of the cells of `box`."""
         return -self._values(self.matrix[frame, :, 2], box)
 
     def _values(self, form: np.ndarray, box: Box = (slice(None), slice(None))) -> np.ndarray:
@@ -97,7 +97,9 @@ class GroundCells:
         """Where each frame's linear function of the pixel, [T, 3], is above `bound`."""
         across = forms[:, 0:1] * self.u
         down = forms[:, 1:2] * self.v + forms[:, 2:3]
-        if (across.max(axis=1) + down.max(axis=1) <= bound).all():  # nowhere: the usual depth
+        if (
+            across.max(axis=1) + down.max(axis=1) <= bound
+        ).all():  # nowhere, as is usual for the depth
             return np.zeros((len(forms), len(self.v), len(self.u)), dtype=bool)
         return np.asarray(np.greater(across[:, None, :], (bound - down)[:, :, None]))
 

@@ -124,7 +124,7 @@ def _hide(
     cap: float,
     sem_ids: SemIds,
 ) -> int:
-    """Hide in place, a frame at a time to stay in the processor's cache; the pixels hidden."""
+    """Hide in place, frame by frame for the processor's cache; returns how many pixels."""
     beyond = missing.copy()
     for line in lines:
         beyond |= cells.beyond(line)
@@ -143,7 +143,7 @@ def _replace(
     static: Bool[np.ndarray, "H W"],
     cells: Bool[np.ndarray, "rows columns"],
 ) -> int:
-    """Make the `static` pixels of `cells` UNKNOWN in place; how many they are.
+    """Make the `static` pixels of `cells` UNKNOWN in place; returns how many they are.
 
     Four pixels are replaced at once, as one 32-bit word: a masked clip of 81×480×832 opens in 19 ms
     (`first_frame`), 26 (`mean_frame`) or 42 (`capped`). With a cell's value repeated for each of

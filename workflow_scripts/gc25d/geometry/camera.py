@@ -19,7 +19,7 @@ from gc25d.errors import UserError
 
 Matrix = Float64[np.ndarray, "*batch 4 4"]
 _PARALLEL = 1e-12
-"""Share of w by which it changes over 1 cm, up to which rays are parallel: rounding of w alone."""
+"""Rays are parallel if w changes by at most this share of itself over 1 cm: mere rounding."""
 
 
 def rotator_axes(pitch: float, yaw: float, roll: float) -> Float64[np.ndarray, "3 3"]:

@@ -2,8 +2,8 @@
 
 A capsule is a row (x0, y0, z0, x1, y1, z1, radius) in cm. One that holds NaN is absent.
 
-Only pixels near a capsule are tested against it. What is left out is out of its reach by bounds
-with room for rounding, so the answers are those of testing every pixel against every capsule.
+Only pixels near a capsule are tested against it. Bounds with room for rounding show that it cannot
+reach the others, so the results are those of testing every pixel against every capsule.
 """
 
 from collections.abc import Iterator
@@ -175,8 +175,8 @@ def nearest_in_image(
 
     The distance is the one to the projected axis less the projected radius at that point, in
     pixels; equal distances go to the lower index. Axes are cut where they pass behind the camera;
-    capsules wholly behind it do not count. An orthographic camera is its near plane, and before it
-    is what a capsule's radius brings there.
+    capsules wholly behind it do not count. An orthographic camera stands at its near plane, and a
+    capsule that touches the space before that plane counts.
     """
     best = np.full(len(pixels), np.inf)
     index = np.full(len(pixels), -1)
@@ -199,8 +199,8 @@ def _candidates(
 ) -> tuple[Int[np.ndarray, " P"], Bool[np.ndarray, "N tiles"]]:
     """Each pixel's tile, and which outlines may be the nearest of some pixel of a tile.
 
-    An outline is out of reach in a tile where another's largest possible distance is smaller than
-    its own smallest possible one.
+    An outline is no candidate in a tile where its smallest possible distance is above another's
+    largest possible one.
     """
     columns, rows = (np.floor(axis * (1 / _TILE)).astype(np.intp) for axis in (x, y))
     left, top = columns.min(), rows.min()

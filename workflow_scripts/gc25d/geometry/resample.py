@@ -60,7 +60,7 @@ def fit_crop(source_hw: tuple[int, int], target_hw: tuple[int, int]) -> ResizedC
     """The largest centred box of the target's aspect; its sides may fall inside a pixel."""
     source_h, source_w = source_hw
     target_h, target_w = target_hw
-    if source_h * target_w <= source_w * target_h:  # the side that limits is taken as it is
+    if source_h * target_w <= source_w * target_h:  # a wider source: all of its height
         width, height = target_w * source_h / target_h, float(source_h)
     else:
         width, height = float(source_w), target_h * source_w / target_w
@@ -95,7 +95,7 @@ def resample_picture(picture: Image.Image, crop: ResizedCrop) -> UInt8[np.ndarra
         return np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC, box=crop.box))
     (rows, top, bottom), (columns, left, right) = above, beside
     pixels = torch.from_numpy(np.array(picture.crop((left, top, right, bottom))))[None]
-    # seen so, the pixels lie as channels_last wants them, and the scaled ones too
+    # permuted, the pixels are in channels_last memory format, and so are the scaled ones
     scaled = interpolate(
         pixels.permute(0, 3, 1, 2),
         (height + 2 * rows, width + 2 * columns),

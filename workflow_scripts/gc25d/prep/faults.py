@@ -46,7 +46,7 @@ def check_listing(clip: RawClip, listed: Iterable[RawClip]) -> None:
 
 
 def find_faults(rows: Iterable[RunRow], buried: Collection[str]) -> dict[str, str]:
-    """Run or clip → what is wrong with it, sorted; a buried clip is nobody's fault any more."""
+    """Run or clip → what is wrong with it, sorted; buried clips are left out."""
     faults: dict[str, str] = {}
     for row in rows:
         name, reasons = row["run"], [row["reason"]] if row["drop"] else []

@@ -22,7 +22,7 @@ _FINGERPRINTED: tuple[
 
 @dataclass(frozen=True)
 class Choice:
-    """Which clips go where."""
+    """The splits, the buried clips and the limit."""
 
     val_runs: Collection[str]
     """Runs held out for validation; all others train."""

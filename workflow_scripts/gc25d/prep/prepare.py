@@ -79,8 +79,8 @@ def encoded(
 ) -> Iterator[tuple[ReadClip, Tensor | None]]:
     """Clips with their latents, bf16 [48, F, h, w], in order; None for a clip that was dropped.
 
-    The encoder has a thread of its own and always one clip waiting, so that reading, and what is
-    done with a finished clip, go on while it works. It loads the codec first.
+    The encoder runs in a thread and always has one more clip queued, so that clips are read and
+    finished ones are stored while it encodes. The thread loads the codec first.
     """
     thread = ThreadPoolExecutor(1)
     codec = thread.submit(load_codec)
@@ -102,7 +102,7 @@ def encoded(
             before = now
         if before:
             yield before[0], before[1].result()
-        codec.result()  # a codec that cannot be loaded is an error without any clip, too
+        codec.result()  # without any clip, too, a codec that cannot be loaded is an error
 
 
 def _add(prepared: PreparedRun, clip: ReadClip, latents: Tensor | None) -> None:

@@ -3,7 +3,7 @@
 `latents/<run_id>.safetensors` holds `<clip_id>` bf16 [48, F, h, w].
 `ids/<run_id>.safetensors` holds `<clip_id>.ids` uint8 [bytes], the zstd frame of the uint8 ids
 [T, H, W], and `<clip_id>.world_to_clip` float64 [T, 4, 4] at the clip's resolution.
-Readers map the files; a clip costs its own bytes, not its run's.
+Readers map the files, so that reading one clip does not read its whole run.
 """
 
 import hashlib

@@ -21,7 +21,7 @@ from gc25d.settings.tree import SCENES
 ENGINE = f"ViZDoom {vizdoom.__version__}"
 
 _SCENARIOS = Path(vizdoom.scenarios_path)
-_FIRST_TIC = 14  # the weapon is up by then
+_FIRST_TIC = 14  # by then the player has raised the weapon
 _BUTTONS = {
     "forward": "MOVE_FORWARD",
     "backward": "MOVE_BACKWARD",
@@ -87,7 +87,7 @@ class Game:
         return read_plan(Path(self._game.get_doom_scenario_path()), self._game.get_doom_map())
 
     def start_episode(self, seed: int) -> None:
-        """Start afresh; the player cannot die and never runs out of ammunition."""
+        """Start an episode; the player cannot die and never runs out of ammunition."""
         self._game.set_seed(seed)
         self._game.new_episode()
         self._game.send_game_command("god")

@@ -1,6 +1,6 @@
 """The scripted player: from what it sees and a seeded generator to the buttons it holds.
 
-It changes its mind at latent cells only, so that one text key describes all frames of a cell.
+It decides once for each latent cell, so that one text key describes all frames of a cell.
 """
 
 import math
@@ -13,12 +13,12 @@ HEADINGS = tuple(range(-180, 180, 15))
 """Directions in which the player knows its room: degrees to the left of where it faces."""
 
 MAX_TURN = 4.0  # degrees a tic
-_FAR = 500.0  # map units: more room than this makes no difference
+_FAR = 500.0  # map units: all room beyond this counts the same
 _NEAR_WALL = 72.0  # map units: stop walking
 _TURN_COST = 1.2  # map units of room that a degree of turning must gain
 _HIDDEN = 45.0  # degrees: what lies this close ahead and is not seen is behind a wall
 _ALIGNED = 6.0  # degrees: shoot, and stop turning
-_CLOSE = 160.0  # map units: near enough to a monster
+_CLOSE = 160.0  # map units: stop walking towards a monster
 _STUCK = 3.0  # map units a cell
 
 
@@ -99,7 +99,7 @@ class Player:
         return self._approach(view, target, tics)
 
     def _roam(self, view: PlayerView, tics: int) -> HeldButtons:
-        """Towards open space, with some drift."""
+        """Walk towards open space; the heading drifts at random."""
         scores = [
             min(room, _FAR) - _TURN_COST * abs(heading)
             for heading, room in zip(HEADINGS, view.room, strict=True)
@@ -125,7 +125,7 @@ class Player:
 
 
 def _buttons(names: set[str], turn: float) -> HeldButtons:
-    """Held buttons; a turn has a name when it is one that people would notice."""
+    """Add the name of a turn that a viewer would notice."""
     if abs(turn) >= 0.5:
         names = names | {"turn_left" if turn > 0 else "turn_right"}
     return HeldButtons(frozenset(names), turn)

@@ -1,4 +1,4 @@
-"""What ViZDoom says of each pixel → the raw format's classes.
+"""ViZDoom's label of each pixel → the raw format's class.
 
 Its label buffer knows walls (0), flats (1: floors, ceilings and sky alike), one value for each
 object and 255 for the player's own weapon. Flats are told apart by geometry: a flat below the eye

@@ -29,7 +29,7 @@ class MapPlan:
     ceilings: tuple[str, ...]
     """Ceiling texture of each sector, upper case."""
     edges: Float64[np.ndarray, "E 4"]
-    """Lines x0, y0, x1, y1 that part two sectors or a sector from the void."""
+    """Lines x0, y0, x1, y1 that separate two sectors, or a sector from the void."""
     edge_sectors: Int[np.ndarray, "E 2"]
     """Sectors on both sides of each edge; -1 is the void."""
 

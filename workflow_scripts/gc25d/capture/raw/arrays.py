@@ -1,4 +1,4 @@
-"""Named arrays in an npz file, without pickle: read with checks, written so that bytes repeat."""
+"""Named arrays in an npz file, without pickle: checked when read, equal bytes for equal arrays."""
 
 import io
 import math
@@ -15,9 +15,9 @@ from gc25d.errors import UserError
 from gc25d.files import atomic_path
 
 LARGEST = 1 << 30
-"""Bytes that one array may unpack to: the cameras of eight million frames."""
-_HEADER = 1 << 14  # bytes, more than any header of numbers has
-_PIECE = 1 << 20  # bytes unpacked at once
+"""The most bytes that one array may unpack to: the cameras of eight million frames."""
+_HEADER = 1 << 14  # bytes, more than the header of a numeric array has
+_PIECE = 1 << 20  # bytes unpacked at a time
 
 # What numpy and zipfile raise on damaged bytes; RuntimeError: flags that ask for decryption.
 _DAMAGED = (

@@ -1,4 +1,4 @@
-"""What is refused of a run's cameras and skeletons, with file and frame."""
+"""Checks of a run's cameras and skeletons; errors name the file and the frame."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from gc25d.geometry.camera import camera_fault
 def check_cameras(
     world_to_clip: Float64[np.ndarray, "T 4 4"], path: Path, first_frame: int
 ) -> None:
-    """Refuse what is no camera of docs/raw-format.md.
+    """Check that every matrix is a camera as docs/raw-format.md defines it.
 
     Raises:
         UserError: one holds NaN or an infinity, is singular, negated, mirrored or of another depth.
@@ -33,7 +33,7 @@ def check_cameras(
 
 
 def check_parts(part: UInt8[np.ndarray, " N"], path: Path) -> None:
-    """Refuse a number that is no body part.
+    """Check that every number is a body part.
 
     Raises:
         UserError: names it.
@@ -47,7 +47,7 @@ def check_parts(part: UInt8[np.ndarray, " N"], path: Path) -> None:
 
 
 def check_capsules(capsules: Float[np.ndarray, "T N 7"], path: Path, first_frame: int) -> None:
-    """Refuse what is no capsule; one that holds NaN is absent.
+    """Check every capsule; one that holds NaN is absent.
 
     Raises:
         UserError: one has an infinity or a radius below 0.

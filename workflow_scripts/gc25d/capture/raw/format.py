@@ -31,7 +31,7 @@ MOST_PIXELS = 1 << 26
 
 @dataclass(frozen=True)
 class RunMeta:
-    """What `meta.json` says of a run; keys beyond these are ignored."""
+    """What `meta.json` says of a run; other keys are ignored."""
 
     fps: Annotated[float, Field(gt=0.01, le=1000)]
     """Frames a second."""
@@ -173,7 +173,7 @@ def stencil_pictures(
 
 @dataclass(frozen=True)
 class CameraFile:
-    """`cameras.npz` as it is; what is taken from it is checked then."""
+    """`cameras.npz`, unchecked; `of` checks the frames that it returns."""
 
     path: Path
     world_to_clip: Float64[np.ndarray, "F 4 4"]
@@ -193,7 +193,7 @@ class CameraFile:
 
 @dataclass(frozen=True)
 class SkeletonFile:
-    """`skeletons.npz` as it is; what is taken from it is checked then."""
+    """`skeletons.npz`, unchecked; `of` checks the frames that it returns."""
 
     path: Path
     skeletons: Skeletons
@@ -240,7 +240,7 @@ def check_counts(
     """Compare the numbers of frames in the files of a run.
 
     Raises:
-        UserError: they differ. (A frame missing in the middle is an error of reading it.)
+        UserError: they differ. (A frame missing in the middle is found when it is read.)
     """
     counts = {
         "frames.tar": frames.count,
@@ -257,7 +257,7 @@ def check_counts(
 
 
 def _read_json(path: Path) -> Any:
-    """JSON in which an engine may have written NaN."""
+    """Read JSON in which an engine may have written NaN."""
     if not path.exists():
         raise UserError(f"{path}: not found: capture the run again")
     return read_json(path, finite=False)

@@ -1,4 +1,4 @@
-"""JPEG frames and PNG stencils ↔ arrays, with one stated policy for odd pictures.
+"""JPEG frames and PNG stencils ↔ arrays, and which unusual pictures are accepted.
 
 Frames: an EXIF orientation is applied, grey becomes R = G = B, CMYK is converted by Pillow (no
 colour profile), any other mode is refused. Stencils: 8-bit grey, or 8-bit palette, whose *index* is
@@ -74,7 +74,7 @@ def open_frame(data: bytes, size: tuple[int, int], where: str) -> Image.Image:
         UserError: no JPEG, cut, another size or a mode that is none of RGB, grey and CMYK.
     """
     image = _opened(data, "JPEG", _FRAME_MODES, where)
-    if sorted(image.size) != sorted(size):  # before decoding: a hostile size costs nothing
+    if sorted(image.size) != sorted(size):  # before decoding it allocates memory
         raise _wrong_size(image.size, size, where)
     image = _turned(_loaded(image, where), where)
     if image.size != size:
@@ -137,7 +137,7 @@ def _turned(image: Image.Image, where: str) -> Image.Image:
 
 
 def _check_checksums(png: bytes, where: str) -> None:
-    """Compare the checksum of every chunk; Pillow passes over those of the pixels."""
+    """Compare the checksum of every chunk; Pillow does not check those of the pixels."""
     at, kind = _PNG_SIGNATURE, b""
     while kind != b"IEND":
         kind = png[at + 4 : at + 8]

@@ -1,4 +1,4 @@
-"""What to record as one raw run, for every plug-in that makes its own."""
+"""What a capture plug-in is asked to record as one raw run."""
 
 from dataclasses import dataclass
 

@@ -16,9 +16,9 @@ from gc25d.files import atomic_path
 _NUMBER = re.compile(r"(\d{1,12})\D*$")
 _PART = re.compile(r"-(\d{1,6})\.tar$")
 LARGEST_PICTURE = 1 << 28
-"""Bytes of a file inside a tar: more than any picture has whose size a run may claim."""
+"""Most bytes of a file inside a tar: more than a picture of the largest legal size has."""
 
-# What tarfile raises on damaged bytes; the last three on lengths that no file has.
+# What tarfile raises on damaged bytes; the last three on impossible lengths.
 _DAMAGED = (
     tarfile.TarError,
     OSError,

@@ -1,7 +1,7 @@
-"""One raw run of a made-up world with exact ground truth: planned, cast, written.
+"""One raw run of a synthetic world with exact ground truth: planned, ray-cast, written.
 
-The plan says where everything is in every frame; casting a frame of it gives parts, depth and
-ground points that no other code of the package had a hand in.
+The plan says where everything is in every frame. Casting rays into a frame gives parts, depth and
+ground points without any of the code that they are used to check.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Clips read ahead by worker processes, handed over in order through shared memory.
 
 The unit of work is a block of a clip's frames. All workers take the next block from one pipe, so
-that they share every clip, the first one too, and none waits for another. Clips take turns in
-workers + 2 places of memory; a place that is released is given to the clip that comes next there.
+that they share every clip, the first one too, and none waits for another. There are
+workers + 2 places in memory, each for one clip; a released place is used for a later clip.
 What is read depends on the clip alone, so the number of workers changes nothing. Workers that find
 the pipe closed end by themselves.
 """
@@ -27,8 +27,8 @@ from gc25d.prep.reading.read import Pictures, RawRun, ReadClip, finish_clip, rea
 from gc25d.prep.reading.shared import SharedBytes
 from gc25d.shapes import RgbFrames
 
-# Read when a process starts, so they are set around the start of the workers'. A worker is one of
-# many: threads of its own for matrix products would only crowd the others out.
+# Libraries read these when a process starts, so they are set while workers are started. Workers
+# compute on one thread each: more would only compete with the other workers.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 # Imported once, before workers are forked: this module, and what the step's main module imports,
 # which every worker imports again.
@@ -36,7 +36,7 @@ _PRELOADED = (__name__, "gc25d.prep.prepare", "gc25d.settings.steps")
 # Clips in memory beyond one for each worker. More would not be read sooner, and the first use of
 # memory costs a worker as much as a tenth of a clip.
 _MORE_PLACES = 2
-_ENDING_S = 5.0  # for a process whose pipe has closed to be gone, too
+_ENDING_S = 5.0  # how long a process whose pipe has closed may take to end
 _UNKNOWN_STATUS = 255  # multiprocessing's, where the server was killed with its workers
 # Clip, place, block: 8 bytes, so that a read of a pipe never gets half of one.
 _TASK = struct.Struct("<IHH")
@@ -90,7 +90,7 @@ class _Crew:
     """Of a clip: what is wrong with each block that was read, or ""."""
 
     def give(self, number: int) -> None:
-        """Let clip `number`, if there is one, be read into its place."""
+        """Queue clip `number`, if there is one, to be read into its place."""
         if number < len(self.clips):
             place = number % len(self.places)
             blocks = range(len(self.run.blocks))
@@ -124,7 +124,7 @@ class _Crew:
 
 @contextlib.contextmanager
 def _crew(run: RawRun, clips: Sequence[RawClip], workers: int) -> Iterator[_Crew]:
-    """Started workers at their first tasks; ended on leaving."""
+    """Start workers and give them their first tasks; end them on exit."""
     count = min(workers, len(clips) * len(run.blocks))
     places = min(workers + _MORE_PLACES, len(clips))
     with contextlib.ExitStack() as stack:
@@ -201,7 +201,7 @@ def _ended(worker: BaseProcess) -> Exception:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for what is started within."""
+    """Set environment variables for processes that are started within."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -222,7 +222,7 @@ def _serve(
     run: RawRun,
     clips: Sequence[RawClip],
 ) -> None:
-    """A worker's life: take a block, read it, say how it went."""
+    """A worker's loop: take a block, read it, send what was wrong with it."""
     places = _places(memory, count, run)
     with contextlib.suppress(ConnectionError):
         while task := os.read(tasks.fileno(), _TASK.size):

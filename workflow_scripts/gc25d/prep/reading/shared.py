@@ -1,4 +1,4 @@
-"""Memory that a process shares with its workers: no name, no file left behind, no limit of its own.
+"""Anonymous memory that a process shares with its workers; it has no name and leaves no file.
 
 `multiprocessing`'s own blocks are cleared by the process that makes them, which for the clips of a
 dozen readers takes seconds, and named ones live in /dev/shm, which containers keep small.
@@ -16,7 +16,7 @@ from jaxtyping import UInt8
 
 
 class SharedBytes:
-    """Zeros at first. Pages are taken when first touched, and go with the last process."""
+    """Zero at first. Pages are allocated on first use and freed when the last process ends."""
 
     def __init__(self, size: int) -> None:
         self._descriptor = _nameless_file()
@@ -30,7 +30,7 @@ class SharedBytes:
         return np.frombuffer(self._map, np.uint8)
 
     def close(self) -> None:
-        """Give it to no further process; those that have it keep it."""
+        """Close the descriptor: later processes cannot get the memory, earlier ones keep it."""
         os.close(self._descriptor)
 
     def __enter__(self) -> Self:
