@@ -66,7 +66,7 @@ def capture_run(run_dir: Path, spec: RunSpec) -> None:
 def _play(
     game: Game, plan: MapPlan, spec: RunSpec
 ) -> Iterator[tuple[list[GameFrame], tuple[str, ...]]]:
-    """The clips of a run, each from one episode, with the text key of every latent cell."""
+    """The clips of a run, each from one episode, with the text key of every latent frame."""
     done, episode = 0, -1
     player, last = Player(np.random.default_rng(0)), None
     while done < spec.clips:
@@ -107,7 +107,7 @@ def _record(
 ) -> tuple[list[GameFrame], tuple[str, ...]] | None:
     """The frames of one clip after `last`, or None when the episode ends before its last frame.
 
-    Buttons are held through a latent cell: they lead *into* each of the cell's frames.
+    Buttons are held through a latent frame: they lead *into* each of its video frames.
     """
     frames: list[GameFrame] = []
     keys = []

@@ -1,6 +1,6 @@
 """The scripted player: from what it sees and a seeded generator to the buttons it holds.
 
-It decides once for each latent cell, so that one text key describes all frames of a cell.
+It decides once for each latent frame, so that one text key describes all its video frames.
 """
 
 import math
@@ -19,7 +19,7 @@ _TURN_COST = 1.2  # map units of room that a degree of turning must gain
 _HIDDEN = 45.0  # degrees: what lies this close ahead and is not seen is behind a wall
 _ALIGNED = 6.0  # degrees: shoot, and stop turning
 _CLOSE = 160.0  # map units: stop walking towards a monster
-_STUCK = 3.0  # map units a cell
+_STUCK = 3.0  # map units a latent frame
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PlayerView:
 
 @dataclass(frozen=True)
 class HeldButtons:
-    """Buttons held during a cell."""
+    """Buttons held during a latent frame."""
 
     names: frozenset[str]
     """Of `prompts`: forward, backward, strafe_left, …"""
@@ -61,13 +61,13 @@ class Player:
     def __init__(self, generator: np.random.Generator) -> None:
         self._generator = generator
         self._mood = "roam"
-        self._left = 0  # cells until the mood changes
+        self._left = 0  # latent frames until the mood changes
         self._side = 1
         self._last: tuple[float, float] | None = None
         self._walked = False
 
     def decide(self, view: PlayerView, tics: int) -> HeldButtons:
-        """The buttons of a cell that lasts `tics` game tics."""
+        """The buttons of a latent frame that lasts `tics` game tics."""
         if self._stuck(view):
             self._mood, self._left = "roam", int(self._generator.integers(2, 5))
         elif self._left == 0:

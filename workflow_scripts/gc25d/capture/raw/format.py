@@ -58,7 +58,7 @@ class RawClip:
     start: Annotated[int, Field(ge=0)]
     """First frame."""
     text_keys: tuple[str, ...]
-    """Prompt key of each latent cell: the first frame, then groups of 4 frames."""
+    """Prompt key of each latent frame: the first video frame, then groups of 4 frames."""
     flags: tuple[str, ...] = ()
     """Free remarks of the capture."""
 
@@ -115,7 +115,7 @@ def read_clips(run_dir: Path, frames: int) -> ClipTable:
         if len(clip.text_keys) != cells:
             raise UserError(
                 f"{path}: the clip at frame {clip.start} has {len(clip.text_keys)} text keys, "
-                f"expected {cells}, one for each latent cell: correct it"
+                f"expected {cells}, one for each latent frame: correct it"
             )
     return table
 

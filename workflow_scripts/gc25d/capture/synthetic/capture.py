@@ -65,7 +65,7 @@ class RunPlan:
     capsules: Float32[np.ndarray, "F N 7"]
     part: UInt8[np.ndarray, " N"]
     text_keys: tuple[tuple[str, ...], ...]
-    """Of each clip, one for each latent cell."""
+    """Of each clip, one for each latent frame."""
 
     def solids(self, frame: int) -> tuple[Solid, ...]:
         """What stands and walks in a frame: the scene's solids, then the characters' capsules."""

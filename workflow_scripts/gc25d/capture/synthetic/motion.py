@@ -1,4 +1,4 @@
-"""How the two characters move: the player by moves kept up through latent cells, the boss after it.
+"""How the two characters move: the player by one move in each latent frame, the boss after it.
 
 Everything follows from the scene and one seeded generator.
 """
@@ -26,7 +26,7 @@ _DETOURS = (0, 40, -40, 80, -80, 130, -130)  # degrees off its way, tried in thi
 
 @dataclass(frozen=True)
 class Move:
-    """What the player does during a latent cell."""
+    """What the player does during a latent frame."""
 
     names: frozenset[str]
     """Of the buttons held."""
@@ -53,7 +53,7 @@ MOVES = (
     Move(frozenset({"attack"}), 1.5),
     Move(frozenset({"forward", "attack"}), 2, forward=1),
 )
-"""What the player can do in a cell."""
+"""What the player can do in a latent frame."""
 
 _KEEP = 8.0  # how many times as readily the last move is chosen again
 
@@ -69,12 +69,12 @@ class Moment:
 def act(
     scene: Scene, generator: np.random.Generator, cells: Sequence[int], fps: float
 ) -> Iterator[tuple[Move, list[Moment]]]:
-    """Each cell's move and the frames that it leads into.
+    """Each latent frame's move, and the video frames that it leads into.
 
     Args:
         scene: what to keep clear of.
         generator: source of every choice.
-        cells: frames of each latent cell.
+        cells: video frames of each latent frame.
         fps: frames a second.
     """
     now = _start(scene, generator)
